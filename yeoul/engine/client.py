@@ -1,0 +1,121 @@
+"""EngineClient: how a server (or anything asynchronous) sees the engine. Owns the protocol and its plain data.
+
+Nothing but serializable messages crosses it, so that the engine can live in another process. Must not know HTTP,
+JSON or the scheduler. `engine/inproc.py` is the transport inside one process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+import msgspec
+
+from yeoul.types import Request, TokenOutput
+
+
+class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What does not change while the engine runs."""
+
+    model_name: str
+    architecture: str
+    vocab_size: int
+    max_model_len: int
+    max_num_seqs: int
+    block_size: int
+    num_kv_tokens: int
+    """Tokens that the smallest-capacity full KV pool can hold in total."""
+    executor: str
+    """One line: kernels, threads."""
+
+
+class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
+    """A snapshot for /metrics, /health and /ready. Counters only grow. Histograms are in `observations`."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_waiting_tokens: int = 0
+    kv_used_blocks: int = 0
+    kv_total_blocks: int = 0
+    prompt_tokens: int = 0
+    """Counter: prompt tokens computed for the first time (recomputation after preemption is not counted again)."""
+    generation_tokens: int = 0
+    preemptions: int = 0
+    num_steps: int = 0
+    finished: dict[str, int] = {}
+    """Counter per finish reason (values of FinishReason), one per sequence."""
+    last_step_age: float = 0.0
+    """Seconds since the loop last went round (idle loops go round too)."""
+    alive: bool = True
+
+
+class RequestTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """One finished request's times, for the histograms. Seconds; None where the event never came."""
+
+    num_prompt_tokens: int
+    num_output_tokens: int
+    finish_reason: str
+    queue: float | None
+    ttft: float | None
+    prefill: float | None
+    decode: float | None
+    e2e: float
+    max_tokens: int | None
+    n: int
+
+
+class RequestObserver(Protocol):
+    """Told of what /metrics counts, on the client's side, never inside a step."""
+
+    def delivered(self, gap: float | None, num_tokens: int) -> None:
+        """A sequence delivered `num_tokens`, `gap` seconds after its previous delivery (None: its first)."""
+        ...
+
+    def finished(self, times: RequestTimes) -> None:
+        """All n sequences of a request finished."""
+        ...
+
+
+class EngineClient(Protocol):
+    """The engine, seen from an event loop. All methods are called from that loop's thread."""
+
+    @property
+    def info(self) -> EngineInfo:
+        """What does not change while the engine runs."""
+        ...
+
+    def stats(self) -> EngineStats:
+        """A snapshot; never blocks."""
+        ...
+
+    def check(self, request: Request) -> None:
+        """Refuse at once what can never be served.
+
+        Raises RequestError (token id out of range, empty prompt), ContextLengthError, CapacityError, ShuttingDownError,
+        EngineDeadError.
+        """
+        ...
+
+    def submit(self, request: Request) -> AsyncIterator[TokenOutput]:
+        """Check the request and put it in the engine's inbox; iterate its outputs until all n sequences finished.
+
+        The returned iterator has `aclose()`; closing it early aborts the request, whose blocks are free within one
+        step. Raises what `check` raises, at once rather than at the first output. A request that ends with
+        FinishReason.ERROR delivers that as its terminal output and does not raise.
+        """
+        ...
+
+    def abort(self, request_id: str) -> None:
+        """End a request's sequences with FinishReason.ABORT. Unknown ids are ignored (it may just have finished)."""
+        ...
+
+    async def drain(self, timeout: float) -> bool:
+        """Refuse new work and wait until running requests finished; after `timeout` seconds abort the rest.
+
+        Returns True if nothing had to be aborted.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Stop the loop and free the executor. Idempotent."""
+        ...
