@@ -1,0 +1,93 @@
+#include "program.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <new>
+#include <stdexcept>
+
+namespace yeoul {
+namespace {
+
+std::int64_t kv_element(KVType type) { return type == KVType::f16 ? 2 : 4; }
+
+std::int64_t k_layer_bytes(const KVGroup& g) {
+  return g.num_blocks * g.shape.kv_heads * g.shape.key_size * kBlock * kv_element(g.shape.k_type);
+}
+std::int64_t v_layer_bytes(const KVGroup& g) {
+  return g.num_blocks * g.shape.kv_heads * g.shape.value_size * kBlock * kv_element(g.shape.v_type);
+}
+
+}  // namespace
+
+Pages::Pages(std::size_t bytes) : size_(bytes > 0 ? bytes : 1) {
+  void* p = mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (p == MAP_FAILED) throw std::bad_alloc();
+  data_ = static_cast<std::uint8_t*>(p);
+}
+
+Pages::~Pages() { munmap(data_, size_); }
+
+Program::Program(Pool& pool, const KernelTable& kernels, std::size_t arena_bytes, std::vector<KVGroup> groups)
+    : pool_(pool), kernels_(kernels), arena_(arena_bytes), groups_(std::move(groups)), plans_(groups_.size()), planned_(groups_.size()), scratch_(kLogitRows) {
+  for (const auto& g : groups_) {
+    if (g.shape.key_size > 512 || g.shape.value_size > 512) throw std::invalid_argument("head sizes above 512 are not supported");
+    kv_memory_.push_back(std::make_unique<Pages>(static_cast<std::size_t>(g.num_layers * (k_layer_bytes(g) + v_layer_bytes(g)))));
+  }
+}
+
+KVLayout Program::layer(int g, int index) const {
+  const KVGroup& group = groups_[static_cast<std::size_t>(g)];
+  KVLayout layout = group.shape;
+  layout.k = kv_memory_[static_cast<std::size_t>(g)]->data() + index * (k_layer_bytes(group) + v_layer_bytes(group));
+  layout.v = layout.k + k_layer_bytes(group);
+  return layout;
+}
+
+void Program::run(const Frame& frame, std::size_t first, std::size_t last) {
+  std::fill(planned_.begin(), planned_.end(), false);
+  for (std::size_t i = first; i < last && i < instructions_.size(); ++i) instructions_[i]->run(*this, frame);
+}
+
+float* Program::partials(std::size_t floats) {
+  if (partials_.size() < floats) partials_.resize(floats);
+  return partials_.data();
+}
+
+float* Program::logit_rows(std::size_t floats) {
+  if (logits_.size() < floats) logits_.resize(floats);
+  return logits_.data();
+}
+
+const GroupPlan& Program::attention_plan(int g, int heads, const Frame& frame) {
+  const auto index = static_cast<std::size_t>(g);
+  if (!planned_[index]) plan_attention(plans_[index], g, heads, frame);
+  planned_[index] = true;
+  return plans_[index];
+}
+
+// Prefill rows become query blocks that walk their splits one after the other; a single token with several splits
+// becomes one item per split, so that a long context is shared by all threads. Both reduce in the same order.
+void Program::plan_attention(GroupPlan& plan, int g, int heads, const Frame& frame) {
+  const std::int32_t window = group(g).window;
+  plan.items.clear();
+  plan.merges.clear();
+  plan.partials = 0;
+  const std::int32_t block = std::max(1, kMaxQueries / heads);
+  for (std::int32_t r = 0; r < frame.num_rows; ++r) {
+    const StepRow& row = frame.rows[r];
+    for (std::int32_t token = 0; token < row.tokens; token += block) {
+      const std::int32_t count = std::min(block, row.tokens - token);
+      const std::int32_t first = window ? std::max(0, row.position + token + 1 - window) : 0;
+      const std::int32_t begin = first / kSplitKeys, end = (row.position + token + count - 1) / kSplitKeys + 1;
+      if (row.tokens > 1 || end - begin == 1) {
+        plan.items.push_back({r, token, count, begin, end, -1});
+        continue;
+      }
+      plan.merges.push_back({r, end - begin, plan.partials});
+      for (std::int32_t split = begin; split < end; ++split) plan.items.push_back({r, 0, 1, split, split + 1, plan.partials++});
+    }
+  }
+}
+
+}  // namespace yeoul
