@@ -1,0 +1,110 @@
+"""Sequence: one sampled continuation of a request, as the scheduler keeps it.
+
+Owns the counters and the rules that need nothing else (how the seed and the filters become a SlotState). Must not know
+blocks' ids, the executor or text.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from yeoul.kv.manager import BlockTables
+from yeoul.step import SlotState
+from yeoul.types import FinishReason, Request
+
+NO_SLOT = -1
+NO_LIMIT = 2**63 - 1
+
+
+class SequenceStatus(Enum):
+    """WAITING: in the queue, holds nothing. RUNNING: has a slot. FINISHED: for good."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class Sequence:
+    """Tokens known and tokens computed; a step closes the gap between them. There are no phases.
+
+    `num_scheduled_tokens` are in flight: planned and not yet committed. Only the scheduler changes a sequence.
+    """
+
+    __slots__ = (
+        "arrived_at",
+        "finish_reason",
+        "first_scheduled_at",
+        "id",
+        "in_slot",
+        "index",
+        "max_tokens",
+        "num_computed_tokens",
+        "num_counted_tokens",
+        "num_prompt_tokens",
+        "num_scheduled_tokens",
+        "request",
+        "sampled_in_slot",
+        "seed",
+        "slot",
+        "status",
+        "tables",
+        "token_ids",
+    )
+
+    tables: BlockTables
+    """Set by Scheduler.add."""
+
+    def __init__(self, request: Request, index: int, seed: int, sequence_id: int, arrived_at: float) -> None:
+        """`sequence_id` ascends with arrival over the whole engine; `seed` is any integer, taken modulo 2^64."""
+        self.request = request
+        self.index = index
+        self.id = sequence_id
+        self.seed = seed % 2**64
+        self.arrived_at = arrived_at
+        self.first_scheduled_at: float | None = None
+        self.token_ids = list(request.prompt_token_ids)
+        self.num_prompt_tokens = len(self.token_ids)
+        self.max_tokens = NO_LIMIT if request.params.max_tokens is None else request.params.max_tokens
+        """Clamped by the scheduler to what the context and the pool allow."""
+        self.num_computed_tokens = 0
+        self.num_scheduled_tokens = 0
+        self.num_counted_tokens = 0
+        """The highest num_computed_tokens ever reached: recomputed tokens are not counted twice."""
+        self.status = SequenceStatus.WAITING
+        self.finish_reason: FinishReason | None = None
+        self.slot = NO_SLOT
+        self.in_slot = False
+        """The executor knows of this stay: the first row, with the SlotState, has been planned."""
+        self.sampled_in_slot = False
+        """The last known token was sampled in this stay, so that the executor has it."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens known: prompt and output."""
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens sampled so far, an end token included."""
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    def slot_state(self) -> SlotState:
+        """What the executor needs to sample for this sequence. The seed is the request's; the index tells n apart."""
+        params = self.request.params
+        return SlotState(
+            seed=self.seed,
+            sequence_index=self.index,
+            temperature=float(params.temperature),
+            top_p=float(params.top_p),
+            top_k=max(params.top_k, 0),
+            min_p=float(params.min_p),
+            num_logprobs=-1 if params.logprobs is None else params.logprobs,
+        )
+
+    def leave_slot(self) -> None:
+        """Forget the stay: what was computed is gone with its blocks."""
+        self.slot = NO_SLOT
+        self.in_slot = False
+        self.sampled_in_slot = False
+        self.num_computed_tokens = 0
+        self.num_scheduled_tokens = 0
