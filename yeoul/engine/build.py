@@ -1,0 +1,174 @@
+"""build_engine: from a configuration to an engine that is ready to step.
+
+Owns the order of construction and the values that "choose" stands for. Must not know how any part works. Heavy rooms
+are imported inside the functions, so that importing this module is quick.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import msgspec
+
+from yeoul.config import BLOCK_SIZE, EngineConfig, isa_override
+from yeoul.engine.client import EngineInfo
+from yeoul.engine.clock import Clock, WallClock
+from yeoul.engine.loop import Engine, EngineParts
+from yeoul.engine.machine import available_cpus, available_memory, describe_machine
+from yeoul.engine.step_log import HeaderRecord, StepLog
+from yeoul.errors import ConfigError
+from yeoul.exec.protocol import Executor, ExecutorLimits
+from yeoul.kv.manager import KVManager
+from yeoul.kv.sizing import KVGroup, KVRequest, KVSizing, size_kv
+from yeoul.sched.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from yeoul.models.model import Model
+    from yeoul.text.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+DEFAULT_BATCHED_TOKENS = 512
+WAITING_CONTEXTS = 64
+"""max_waiting_tokens by default: this many sequences of max_model_len."""
+
+ExecutorFactory = Callable[["Model", EngineConfig, ExecutorLimits], Executor]
+
+
+def build_engine(config: EngineConfig) -> Engine:
+    """Find and open the model, size the KV pool, make the executor, and put the engine together.
+
+    Raises ConfigError (an option out of range, a pool too small), ModelFileError and UnsupportedModelError.
+    """
+    from yeoul.models.registry import load_model
+    from yeoul.text.tokenizer import load_tokenizer
+    from yeoul.weights.catalogue import find_model
+    from yeoul.weights.gguf import GGUFFile
+
+    config = resolve(config)
+    file = GGUFFile.open(find_model(config.model))
+    model = load_model(file, k_dtype=config.kv_cache_dtype, v_dtype=config.kv_cache_dtype)
+    return assemble(config, model, load_tokenizer(file.metadata))
+
+
+def resolve(config: EngineConfig) -> EngineConfig:
+    """The configuration with every "choose" that needs no model made a value. Reads the environment and the machine."""
+    isa = config.isa if config.isa != "auto" else isa_override() or "auto"
+    return msgspec.structs.replace(
+        config,
+        isa=isa,
+        num_threads=config.num_threads or available_cpus(),
+        max_num_batched_tokens=config.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS,
+        kv_cache_dtype="f16" if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
+        seed=config.seed or random.SystemRandom().getrandbits(63),
+        clock=config.clock or WallClock(),
+    )
+
+
+def assemble(config: EngineConfig, model: Model, tokenizer: Tokenizer) -> Engine:
+    """An engine from a resolved configuration and a loaded model. Raises ConfigError."""
+    from yeoul.text.detokenizer import OutputText
+
+    sizing = _size(config, model)
+    for line in sizing.lines:
+        log.info("%s", line)
+    executor = _make_executor(config, model, sizing)
+    log.info("executor: %s", executor.describe())
+    specs = [spec for spec, _ in model.program.kv_groups]
+    kv = KVManager(specs, sizing.num_blocks, BLOCK_SIZE)
+    clock = cast(Clock, config.clock)
+    return Engine(
+        EngineParts(
+            info=_info(config, model, sizing, executor),
+            scheduler=_scheduler(config, kv, sizing, tokenizer.end_ids),
+            kv=kv,
+            executor=executor,
+            make_text=lambda stop: OutputText(tokenizer, stop),
+            clock=clock,
+            step_log=StepLog(_header(config, model, executor, clock), config.step_log),
+            seed=config.seed,
+            max_waiting_tokens=config.max_waiting_tokens or WAITING_CONTEXTS * sizing.max_model_len,
+            tokenizer=tokenizer,
+            metadata=model.metadata,
+        )
+    )
+
+
+def _size(config: EngineConfig, model: Model) -> KVSizing:
+    weights = sum(tensor.data.nbytes for tensor in model.weights.values())
+    return size_kv(
+        KVRequest(
+            groups=tuple(KVGroup(spec, len(layers)) for spec, layers in model.program.kv_groups),
+            block_size=BLOCK_SIZE,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            model_context=model.spec.max_context,
+            available=max(0, available_memory() - weights),
+            max_model_len=config.max_model_len,
+            kv_cache_memory=config.kv_cache_memory,
+            num_kv_blocks=config.num_kv_blocks,
+        )
+    )
+
+
+def _make_executor(config: EngineConfig, model: Model, sizing: KVSizing) -> Executor:
+    from yeoul.exec import create_executor
+
+    limits = ExecutorLimits(
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=sizing.max_model_len,
+        num_blocks=sizing.num_blocks,
+        block_size=BLOCK_SIZE,
+    )
+    if config.executor_factory is None:
+        return create_executor(model, config, limits)
+    if not callable(config.executor_factory):
+        raise ConfigError("executor_factory is not callable", param="executor_factory")
+    return cast(ExecutorFactory, config.executor_factory)(model, config, limits)
+
+
+def _scheduler(config: EngineConfig, kv: KVManager, sizing: KVSizing, end_ids: frozenset[int]) -> Scheduler:
+    return Scheduler(
+        kv,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=sizing.max_model_len,
+        end_tokens=frozenset(end_ids),
+    )
+
+
+def _info(config: EngineConfig, model: Model, sizing: KVSizing, executor: Executor) -> EngineInfo:
+    path = Path(config.model)
+    return EngineInfo(
+        model_name=config.served_model_name or (path.stem if path.suffix == ".gguf" else config.model),
+        architecture=model.spec.architecture,
+        vocab_size=model.spec.vocab_size,
+        max_model_len=sizing.max_model_len,
+        max_num_seqs=config.max_num_seqs,
+        block_size=BLOCK_SIZE,
+        num_kv_tokens=sizing.num_tokens,
+        executor=executor.describe(),
+    )
+
+
+def _header(config: EngineConfig, model: Model, executor: Executor, clock: Clock) -> HeaderRecord:
+    return HeaderRecord(
+        unix=clock.unix(),
+        at=clock.now(),
+        config=_plain(config),
+        machine=describe_machine(),
+        model=model.spec.name,
+        executor=executor.describe(),
+        seed=config.seed,
+    )
+
+
+def _plain(config: EngineConfig) -> Mapping[str, object]:
+    """The options that are data."""
+    values = {name: getattr(config, name) for name in config.__struct_fields__}
+    return {name: value for name, value in values.items() if value is None or isinstance(value, (str, int, float))}

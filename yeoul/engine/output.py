@@ -1,0 +1,78 @@
+"""SequenceOutput: from committed tokens to the TokenOutputs of one sequence.
+
+Owns the text state and what a delivery contains. Must not know the executor, blocks or clients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Tokens
+from typing import Protocol
+
+from yeoul.sched.scheduler import Committed
+from yeoul.sched.sequence import Sequence
+from yeoul.types import FinishReason, TokenOutput
+
+
+class TextState(Protocol):
+    """What is needed of yeoul.text.detokenizer.OutputText: incremental text with stop strings."""
+
+    @property
+    def stopped(self) -> bool:
+        """A stop string was found; the text returned so far ends before it."""
+        ...
+
+    def push(self, token_ids: Tokens[int]) -> str:
+        """Text that is certain after these tokens; the rest is held back."""
+        ...
+
+    def finish(self) -> str:
+        """What was held back."""
+        ...
+
+
+class SequenceOutput:
+    """One sequence's deliveries. After an output with a finish_reason nothing more may be asked of it."""
+
+    __slots__ = ("_text", "sequence")
+
+    def __init__(self, sequence: Sequence, text: TextState) -> None:
+        self.sequence = sequence
+        self._text = text
+
+    def advance(self, gained: Committed) -> TokenOutput:
+        """The delivery for what a step gained. A stop string ends the sequence here, whatever the scheduler thinks."""
+        shown = gained.token_ids[:-1] if gained.ended_by_token else gained.token_ids
+        text = self._text.push(shown)
+        reason = gained.finish_reason
+        if reason is not None:
+            text += self._text.finish()
+        if self._text.stopped and reason is not FinishReason.ERROR:
+            reason = FinishReason.STOP
+        return TokenOutput(
+            request_id=self.sequence.request.request_id,
+            index=self.sequence.index,
+            text=text,
+            token_ids=gained.token_ids,
+            logprobs=gained.logprobs,
+            finish_reason=reason,
+            error=gained.error,
+            num_prompt_tokens=self.sequence.num_prompt_tokens,
+            num_output_tokens=self.sequence.num_output_tokens,
+        )
+
+    def abort(self) -> TokenOutput:
+        """The last delivery of an aborted sequence: the text that was held back."""
+        return ended(self.sequence, FinishReason.ABORT, text=self._text.finish())
+
+
+def ended(sequence: Sequence, reason: FinishReason, *, text: str = "", error: str | None = None) -> TokenOutput:
+    """A last delivery without tokens."""
+    return TokenOutput(
+        request_id=sequence.request.request_id,
+        index=sequence.index,
+        text=text,
+        finish_reason=reason,
+        error=error,
+        num_prompt_tokens=sequence.num_prompt_tokens,
+        num_output_tokens=sequence.num_output_tokens,
+    )
