@@ -1,0 +1,139 @@
+"""From outputs to answers: the whole JSON body, or the chunks of a stream. Owns what accumulates while a call runs;
+the shapes themselves are in wire/. Must not know HTTP or the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import orjson
+
+from yeoul.server.generation import Choice
+from yeoul.server.wire.call import Call, Usage
+from yeoul.server.wire.chat import chat_body, chat_choice, chat_delta, chat_role_delta
+from yeoul.server.wire.completions import completion_body, completion_choice
+from yeoul.server.wire.logprobs import CompletionLogprobs, TokenTable, chat_logprobs
+from yeoul.types import FinishReason, TokenLogprob
+
+LogprobsToJson = Callable[[Iterable[TokenLogprob]], dict[str, Any]]
+ChoiceToJson = Callable[[int, str, dict[str, Any] | None, FinishReason | None], dict[str, Any]]
+BodyToJson = Callable[[dict[str, Any], list[dict[str, Any]], dict[str, Any]], dict[str, Any]]
+
+DONE = b"data: [DONE]\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How an endpoint writes its answers."""
+
+    id_prefix: str
+    chunk_object: str
+    body: BodyToJson
+    choice: ChoiceToJson
+    delta: ChoiceToJson
+    opening: Callable[[int], dict[str, Any]] | None
+    """The choice of the chunk that comes before a choice's first text."""
+    logprobs: Callable[[TokenTable], LogprobsToJson]
+    """Makes the log-probability writer of one choice."""
+
+
+COMPLETION = Shape(
+    id_prefix="cmpl",
+    chunk_object="text_completion",
+    body=completion_body,
+    choice=completion_choice,
+    delta=completion_choice,
+    opening=None,
+    logprobs=lambda tokens: CompletionLogprobs(tokens).to_json,
+)
+CHAT = Shape(
+    id_prefix="chatcmpl",
+    chunk_object="chat.completion.chunk",
+    body=chat_body,
+    choice=chat_choice,
+    delta=chat_delta,
+    opening=chat_role_delta,
+    logprobs=lambda tokens: partial(chat_logprobs, tokens=tokens),
+)
+
+
+@dataclass(slots=True)
+class _ChoiceState:
+    """One choice of the answer while it grows."""
+
+    logprobs: LogprobsToJson | None
+    opened: bool = False
+    text: list[str] = field(default_factory=list)
+    entries: list[TokenLogprob] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+
+
+class Answer:
+    """One call's answer. Use `add` and `body`, or `chunk` and `tail`, not both.
+
+    `answer_id`: unique, without prefix. `created`: seconds since 1970.
+    """
+
+    def __init__(
+        self, shape: Shape, call: Call, *, answer_id: str, created: int, num_choices: int, tokens: TokenTable
+    ) -> None:
+        self._shape = shape
+        self._include_usage = call.include_usage
+        self._head = {"id": f"{shape.id_prefix}-{answer_id}", "object": "", "created": created, "model": call.model}
+        wanted = call.params.logprobs is not None
+        self._choices = [_ChoiceState(logprobs=shape.logprobs(tokens) if wanted else None) for _ in range(num_choices)]
+
+    def add(self, choice: Choice) -> None:
+        """Append one output."""
+        state = self._choices[choice.index]
+        state.text.append(choice.output.text)
+        state.entries.extend(choice.output.logprobs)
+        state.finish_reason = choice.output.finish_reason
+
+    def body(self, usage: Usage) -> dict[str, Any]:
+        """The whole answer as JSON."""
+        choices = [
+            self._shape.choice(
+                index,
+                "".join(state.text),
+                state.logprobs(state.entries) if state.logprobs is not None else None,
+                state.finish_reason,
+            )
+            for index, state in enumerate(self._choices)
+        ]
+        return self._shape.body(self._head, choices, usage.to_json())
+
+    def chunk(self, choice: Choice) -> bytes:
+        """The server-sent events of one output; empty while its text is held back."""
+        state, output = self._choices[choice.index], choice.output
+        events = b""
+        if not state.opened:
+            state.opened = True
+            if self._shape.opening is not None:
+                events = self._event(self._shape.opening(choice.index))
+        wants_logprobs = state.logprobs is not None and bool(output.logprobs)
+        if output.text or wants_logprobs or output.finish_reason is not None:
+            logprobs = state.logprobs(output.logprobs) if state.logprobs is not None and wants_logprobs else None
+            events += self._event(self._shape.delta(choice.index, output.text, logprobs, output.finish_reason))
+        return events
+
+    def tail(self, usage: Usage) -> bytes:
+        """What ends a stream: the usage chunk, if it was asked for, and [DONE]."""
+        if not self._include_usage:
+            return DONE
+        chunk = {**self._head, "object": self._shape.chunk_object, "choices": [], "usage": usage.to_json()}
+        return event(chunk) + DONE
+
+    def _event(self, choice: dict[str, Any]) -> bytes:
+        chunk = {**self._head, "object": self._shape.chunk_object, "choices": [choice]}
+        if self._include_usage:
+            chunk["usage"] = None
+        return event(chunk)
+
+
+def event(data: dict[str, Any]) -> bytes:
+    """One server-sent event."""
+    return b"data: " + orjson.dumps(data) + b"\n\n"

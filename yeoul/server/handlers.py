@@ -1,0 +1,158 @@
+"""What every route does. Owns the order of a call's steps: refuse, read, parse, tokenize, submit, answer. Must not
+know how any of them works, nor FastAPI.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from contextlib import aclosing
+from importlib.metadata import version
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+
+from yeoul.engine.client import EngineClient
+from yeoul.errors import EngineDeadError, ShuttingDownError
+from yeoul.obs.metrics import CONTENT_TYPE, Metrics
+from yeoul.server.answer import CHAT, COMPLETION, Answer, Shape
+from yeoul.server.body import read_body
+from yeoul.server.docs_page import DOCS_PAGE
+from yeoul.server.edge import request_id_of
+from yeoul.server.errors import dump
+from yeoul.server.generation import Generation, unless_disconnected
+from yeoul.server.options import ServerOptions
+from yeoul.server.stream import EventStream
+from yeoul.server.text_service import TextService
+from yeoul.server.wire.call import Call, model_not_served
+from yeoul.server.wire.chat import parse_chat
+from yeoul.server.wire.completions import parse_completion
+from yeoul.server.wire.parse import parse_object
+from yeoul.types import Request as EngineRequest
+
+
+class Handlers:
+    """The routes' functions over one engine client. `draining` is set once, when the server starts to shut down."""
+
+    def __init__(self, client: EngineClient, text: TextService, options: ServerOptions, metrics: Metrics) -> None:
+        self._client = client
+        self._text = text
+        self._options = options
+        self._metrics = metrics
+        self._served = options.served_model_names or (client.info.model_name,)
+        self._started_at = int(time.time())
+        self.software_version = version("yeoul")
+        self._numbers = itertools.count()
+        self.draining = False
+
+    async def models(self, request: Request) -> Response:
+        """The models that are served; all names are the same model."""
+        return _json({"object": "list", "data": [self._model(name) for name in self._served]})
+
+    async def model(self, request: Request) -> Response:
+        """One model. 404 for a name that is not served."""
+        name = request.path_params["model"]
+        if name not in self._served:
+            raise model_not_served(name, self._served)
+        return _json(self._model(name))
+
+    async def completions(self, request: Request) -> Response:
+        """Continue one or more prompts."""
+        self._refuse_new_work()
+        members = parse_object(await read_body(request, self._options.max_body_bytes))
+        call = parse_completion(
+            members,
+            served=self._served,
+            vocab_size=self._client.info.vocab_size,
+            max_prompts=self._options.max_prompts,
+            max_sequences=self._options.max_sequences,
+        )
+        prompts = [p if isinstance(p, list) else await self._text.encode(p) for p in call.prompts]
+        return await self._answer(request, call, COMPLETION, prompts)
+
+    async def chat(self, request: Request) -> Response:
+        """Continue a conversation with the assistant's turn."""
+        self._refuse_new_work()
+        members = parse_object(await read_body(request, self._options.max_body_bytes))
+        call = parse_chat(members, served=self._served, max_messages=self._options.max_messages)
+        prompt = await self._text.encode_chat(call.messages)
+        return await self._answer(request, call, CHAT, [prompt])
+
+    async def health(self, request: Request) -> Response:
+        """200 while the engine's loop moves, 503 when it is gone or stuck."""
+        self._check_engine()
+        return _json({"status": "ok"})
+
+    async def ready(self, request: Request) -> Response:
+        """200 while new work is accepted, 503 otherwise."""
+        self._refuse_new_work()
+        self._check_engine()
+        return _json({"status": "ready"})
+
+    async def version(self, request: Request) -> Response:
+        """Yeoul's version."""
+        return _json({"version": self.software_version})
+
+    async def metrics(self, request: Request) -> Response:
+        """Prometheus metrics."""
+        return Response(self._metrics.render(), media_type=CONTENT_TYPE)
+
+    async def docs(self, request: Request) -> Response:
+        """The API for readers, from /openapi.json; needs nothing from other hosts."""
+        return HTMLResponse(DOCS_PAGE)
+
+    async def _answer(self, request: Request, call: Call, shape: Shape, prompts: list[list[int]]) -> Response:
+        request_id = request_id_of(request.scope)
+        generation = Generation(self._client, [self._engine_request(request_id, call, ids) for ids in prompts])
+        answer = Answer(
+            shape,
+            call,
+            answer_id=f"{request_id}-{next(self._numbers)}",
+            created=int(time.time()),
+            num_choices=generation.num_choices,
+            tokens=self._text,
+        )
+        if call.stream:
+            return EventStream(generation, answer, request_id)
+        try:
+            return await unless_disconnected(request.receive, _collect(generation, answer))
+        finally:
+            await generation.aclose()
+
+    def _engine_request(self, request_id: str, call: Call, prompt: list[int]) -> EngineRequest:
+        """The engine's ids are unique in this process even where clients repeat theirs."""
+        unique = f"{request_id}:{next(self._numbers)}"
+        return EngineRequest(request_id=unique, prompt_token_ids=prompt, params=call.params)
+
+    def _refuse_new_work(self) -> None:
+        if self.draining:
+            raise ShuttingDownError("the server is shutting down and takes no new requests")
+
+    def _check_engine(self) -> None:
+        stats = self._client.stats()
+        if not stats.alive:
+            raise EngineDeadError("the engine is not running")
+        if stats.last_step_age > self._options.health_timeout:
+            raise EngineDeadError(f"the engine has not moved for {stats.last_step_age:.0f} s")
+
+    def _model(self, name: str) -> dict[str, Any]:
+        info = self._client.info
+        return {
+            "id": name,
+            "object": "model",
+            "created": self._started_at,
+            "owned_by": "yeoul",
+            "max_model_len": info.max_model_len,
+        }
+
+
+async def _collect(generation: Generation, answer: Answer) -> Response:
+    async with aclosing(generation.outputs()) as outputs:
+        async for choice in outputs:
+            answer.add(choice)
+    return _json(answer.body(generation.usage))
+
+
+def _json(body: dict[str, Any]) -> Response:
+    return Response(dump(body), media_type="application/json")

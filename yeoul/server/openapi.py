@@ -1,0 +1,135 @@
+"""The request bodies as OpenAPI describes them. Owns documentation only: what is accepted is decided in server/wire,
+and a test keeps the two field lists equal.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from yeoul.server.wire.call import IGNORED
+from yeoul.server.wire.chat import ROLES
+from yeoul.types import MAX_LOGPROBS, MAX_SEQUENCES_PER_REQUEST, MAX_STOP_STRINGS
+
+DESCRIPTION = (
+    "OpenAI-compatible inference. An explicit null means absent. Integers must be written as integers: 5.0 is refused. "
+    "Fields of OpenAI's and vLLM's APIs that are not listed are accepted at the value that changes nothing and refused "
+    "otherwise; unknown names are refused. Ignored at any value: " + ", ".join(IGNORED) + "."
+)
+
+Schema = dict[str, Any]
+
+
+def _string(text: str) -> Schema:
+    return {"type": "string", "description": text}
+
+
+def _integer(low: int, high: int, text: str) -> Schema:
+    return {"type": "integer", "minimum": low, "maximum": high, "description": text}
+
+
+def _number(low: float, high: float, default: float, text: str) -> Schema:
+    return {"type": "number", "minimum": low, "maximum": high, "default": default, "description": text}
+
+
+def _boolean(text: str) -> Schema:
+    return {"type": "boolean", "default": False, "description": text}
+
+
+_STOP: Schema = {
+    "description": f"Texts that end the reply and are not part of it; at most {MAX_STOP_STRINGS}.",
+    "anyOf": [
+        {"type": "string"},
+        {"type": "array", "items": {"type": "string"}, "maxItems": MAX_STOP_STRINGS},
+    ],
+}
+_SHARED: dict[str, Schema] = {
+    "model": _string("A name of the served model; absent: the first one."),
+    "temperature": _number(0, 1e6, 1, "0 is greedy."),
+    "top_p": _number(0, 1, 1, "1 is off; 0 keeps only the likeliest token."),
+    "top_k": _integer(-1, 2**31 - 1, "0 and -1 are off."),
+    "min_p": _number(0, 1, 0, "0 is off."),
+    "seed": _integer(-(2**63), 2**63 - 1, "The same seed and request give the same reply."),
+    "n": _integer(1, MAX_SEQUENCES_PER_REQUEST, "Replies for each prompt."),
+    "stop": _STOP,
+    "ignore_eos": _boolean("Go on after end tokens."),
+    "stream": _boolean("Send server-sent events."),
+    "stream_options": {
+        "type": "object",
+        "description": "Only with stream.",
+        "properties": {"include_usage": _boolean("One more chunk with token counts before [DONE].")},
+    },
+}
+_IDS: Schema = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+COMPLETION_PROPERTIES: dict[str, Schema] = {
+    "prompt": {
+        "description": "A text, several texts, token ids, or several lists of token ids.",
+        "anyOf": [
+            {"type": "string"},
+            {"type": "array", "items": {"type": "string"}, "minItems": 1},
+            _IDS,
+            {"type": "array", "items": _IDS, "minItems": 1},
+        ],
+    },
+    "max_tokens": _integer(1, 2**31 - 1, "Default 16."),
+    "logprobs": _integer(0, MAX_LOGPROBS, "Log-probabilities of the chosen and of this many likeliest tokens."),
+    **_SHARED,
+}
+_PART: Schema = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+    "required": ["type", "text"],
+}
+_MESSAGE: Schema = {
+    "type": "object",
+    "properties": {
+        "role": {"type": "string", "enum": list(ROLES)},
+        "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART, "minItems": 1}]},
+        "name": {"type": "string"},
+    },
+    "required": ["role", "content"],
+}
+CHAT_PROPERTIES: dict[str, Schema] = {
+    "messages": {"type": "array", "items": _MESSAGE, "minItems": 1, "description": "The conversation so far."},
+    "max_completion_tokens": _integer(1, 2**31 - 1, "Default: the rest of the context."),
+    "max_tokens": _integer(1, 2**31 - 1, "The older name of max_completion_tokens."),
+    "logprobs": _boolean("Log-probabilities of the chosen tokens."),
+    "top_logprobs": _integer(0, MAX_LOGPROBS, "And of this many likeliest tokens; needs logprobs."),
+    **_SHARED,
+}
+_ERROR: Schema = {
+    "type": "object",
+    "properties": {
+        "error": {
+            "type": "object",
+            "properties": {name: {"type": ["string", "null"]} for name in ("message", "type", "param", "code")},
+        }
+    },
+}
+_ERROR_TEXTS = {
+    400: "The request is malformed, or asks for something that is not supported",
+    404: "Another model than the one that is served",
+    413: "The body is too large",
+    415: "The body is not declared as JSON",
+    429: "Too much work waits; see Retry-After",
+    503: "The server shuts down, or the engine is gone",
+}
+ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
+    status: {"description": text, "content": {"application/json": {"schema": _ERROR}}}
+    for status, text in _ERROR_TEXTS.items()
+}
+
+
+def _extra(properties: dict[str, Schema], required: str) -> dict[str, Any]:
+    nullable = {name: schema if name == required else _nullable(schema) for name, schema in properties.items()}
+    schema = {"type": "object", "properties": nullable, "required": [required]}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def _nullable(schema: Schema) -> Schema:
+    if "anyOf" in schema:
+        return {**schema, "anyOf": [*schema["anyOf"], {"type": "null"}]}
+    return {**schema, "type": [schema["type"], "null"]}
+
+
+COMPLETION_EXTRA = _extra(COMPLETION_PROPERTIES, "prompt")
+CHAT_EXTRA = _extra(CHAT_PROPERTIES, "messages")

@@ -1,0 +1,118 @@
+"""TextService: tokenizer and chat template, used off the event loop. Owns the thread pool and the refusal of texts
+that are too long to be worth tokenizing; must not know HTTP, JSON or the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol, TypeVar
+
+from yeoul.errors import ContextLengthError, RequestError
+
+CHARACTERS_PER_TOKEN = 64
+"""A text with more characters than this for every token of the context cannot fit; real text has three to five."""
+NUM_THREADS = 2
+
+T = TypeVar("T")
+
+
+class Tokenizer(Protocol):
+    """What the server needs of yeoul.text.tokenizer."""
+
+    @property
+    def end_ids(self) -> Collection[int]:
+        """Tokens that end a reply."""
+        ...
+
+    def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
+        """Token ids of a text."""
+        ...
+
+    def encode_chat(self, rendered: str) -> list[int]:
+        """Token ids of a rendered conversation."""
+        ...
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes of one token."""
+        ...
+
+    def token_text(self, token_id: int) -> str:
+        """A token's name for people, special tokens included."""
+        ...
+
+
+class ChatTemplate(Protocol):
+    """What the server needs of yeoul.text.template."""
+
+    def render(self, messages: list[dict[str, Any]], *, add_generation_prompt: bool = True) -> str:
+        """The conversation as one text. Raises RequestError where the template refuses it."""
+        ...
+
+
+class TextService:
+    """Turns prompts and conversations into token ids in a small pool of threads.
+
+    `template` is None where the model has none: then every chat is refused.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None, *, max_model_len: int) -> None:
+        self._tokenizer = tokenizer
+        self._template = template
+        self._max_model_len = max_model_len
+        self._max_characters = max_model_len * CHARACTERS_PER_TOKEN
+        self._end_ids = frozenset(tokenizer.end_ids)
+        self._pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="yeoul-text")
+
+    async def encode(self, prompt: str) -> list[int]:
+        """Token ids of a completions prompt, BOS included where the model wants one.
+
+        Raises ContextLengthError for a text that cannot fit.
+        """
+        self._check_length(len(prompt))
+        return await self._run(lambda: self._tokenizer.encode(prompt))
+
+    async def encode_chat(self, messages: list[dict[str, Any]]) -> list[int]:
+        """Token ids of a conversation, ready for the assistant's turn.
+
+        Raises RequestError where the model has no template or the template refuses the messages, ContextLengthError
+        for a text that cannot fit.
+        """
+        template = self._template
+        if template is None:
+            raise RequestError(
+                "this model has no chat template, so it cannot chat",
+                hint="use /v1/completions, or serve a model that has a template",
+                param="messages",
+            )
+        self._check_length(sum(len(message["content"]) for message in messages))
+        return await self._run(lambda: self._encode_chat(template, messages))
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes a token adds to the output's text: none for a token that ends a reply."""
+        return b"" if token_id in self._end_ids else self._tokenizer.token_bytes(token_id)
+
+    def token_text(self, token_id: int) -> str:
+        """A token's name for people."""
+        return self._tokenizer.token_text(token_id)
+
+    def close(self) -> None:
+        """Stop the threads; work that waits is dropped. Idempotent."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _encode_chat(self, template: ChatTemplate, messages: Iterable[dict[str, Any]]) -> list[int]:
+        rendered = template.render(list(messages), add_generation_prompt=True)
+        self._check_length(len(rendered))
+        return self._tokenizer.encode_chat(rendered)
+
+    def _check_length(self, num_characters: int) -> None:
+        if num_characters > self._max_characters:
+            raise ContextLengthError(
+                f"the prompt has {num_characters} characters; a context of {self._max_model_len} tokens "
+                f"holds at most {self._max_characters}",
+                hint="shorten the prompt",
+            )
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)

@@ -1,0 +1,104 @@
+"""/v1/completions: its fields and its answers. Must not know chat, the tokenizer or HTTP."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from yeoul.errors import RequestError
+from yeoul.server.wire.call import MAX_INT, Call, finish_fields, read_model, read_sampling, read_stream
+from yeoul.server.wire.fields import Fields, kind
+from yeoul.server.wire.parse import show
+from yeoul.types import MAX_LOGPROBS, FinishReason
+
+DEFAULT_MAX_TOKENS = 16
+NEUTRAL: dict[str, tuple[Any, ...]] = {"suffix": ("",)}
+
+
+class CompletionCall(Call, frozen=True, kw_only=True):
+    """A checked completions request: each prompt is a text, or token ids below the vocabulary's size."""
+
+    prompts: tuple[str | list[int], ...]
+
+
+def parse_completion(
+    members: dict[str, Any], *, served: tuple[str, ...], vocab_size: int, max_prompts: int, max_sequences: int
+) -> CompletionCall:
+    """Check a completions body. Raises RequestError or ModelNotServedError, naming the field."""
+    fields = Fields(members)
+    model = read_model(fields, served)
+    prompts = _read_prompts(fields, vocab_size, max_prompts)
+    max_tokens = fields.integer("max_tokens", 1, MAX_INT) or DEFAULT_MAX_TOKENS
+    logprobs = fields.integer("logprobs", 0, MAX_LOGPROBS)
+    params = read_sampling(fields, max_tokens=max_tokens, logprobs=logprobs)
+    _check_best_of(fields, params.n)
+    stream, include_usage = read_stream(fields)
+    finish_fields(fields, NEUTRAL)
+    if (total := len(prompts) * params.n) > max_sequences:
+        fields.refuse("n", f"times {len(prompts)} prompts is {total}; at most {max_sequences} are allowed")
+    return CompletionCall(
+        model=model, params=params, stream=stream, include_usage=include_usage, prompts=tuple(prompts)
+    )
+
+
+def completion_body(head: dict[str, Any], choices: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
+    """The whole answer. `head`: id, created, model."""
+    return {**head, "object": "text_completion", "choices": choices, "usage": usage}
+
+
+def completion_choice(
+    index: int, text: str, logprobs: dict[str, Any] | None, finish_reason: FinishReason | None
+) -> dict[str, Any]:
+    """One choice, of the whole answer or of one chunk: both have the same shape here."""
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
+
+
+def _read_prompts(fields: Fields, vocab_size: int, max_prompts: int) -> list[str | list[int]]:
+    """`prompt`: a string, a list of strings, token ids, or a list of lists of token ids."""
+    value = fields.take("prompt")
+    if value is None:
+        fields.refuse("prompt", "is required")
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list):
+        fields.refuse("prompt", f"must be a string, a list of strings or token ids, got {kind(value)}")
+    if not value:
+        fields.refuse("prompt", "must not be an empty list")
+    if _is_id(value[0]):
+        return [_token_ids("prompt", value, vocab_size)]
+    if len(value) > max_prompts:
+        fields.refuse("prompt", f"holds {len(value)} prompts; at most {max_prompts} are allowed")
+    if isinstance(value[0], str):
+        return [_text(index, one) for index, one in enumerate(value)]
+    return [_token_ids(f"prompt[{index}]", one, vocab_size) for index, one in enumerate(value)]
+
+
+def _text(index: int, value: object) -> str:
+    if not isinstance(value, str):
+        raise RequestError(f"prompt[{index}] must be a string like the first, got {kind(value)}", param="prompt")
+    return value
+
+
+def _token_ids(name: str, value: object, vocab_size: int) -> list[int]:
+    if not isinstance(value, list):
+        raise RequestError(f"{name} must be a list of token ids, got {kind(value)}", param="prompt")
+    if not value:
+        raise RequestError(f"{name} must not be empty", param="prompt")
+    for position, token_id in enumerate(value):
+        if not _is_id(token_id):
+            raise RequestError(f"{name}[{position}] must be a token id, got {kind(token_id)}", param="prompt")
+        if not 0 <= token_id < vocab_size:
+            raise RequestError(
+                f"{name}[{position}] is token id {show(token_id)}; the model has 0 to {vocab_size - 1}", param="prompt"
+            )
+    return value
+
+
+def _is_id(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _check_best_of(fields: Fields, n: int) -> None:
+    """best_of changes nothing where it equals n."""
+    best_of = fields.integer("best_of", 1, MAX_INT)
+    if best_of is not None and best_of != n:
+        fields.refuse("best_of", f"is not supported, except equal to n ({n}); got {best_of}")
