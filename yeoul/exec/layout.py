@@ -93,7 +93,8 @@ def assign(intervals: Iterable[Interval]) -> tuple[list[int], int]:
 def _roots(program: v.Program) -> dict[int, int]:
     """The value in whose memory each value lies: a slice in its parent's, a sum in its residual's where that ends there.
 
-    The latter is safe because each element of the residual is read just before its sum is written.
+    The latter is safe because each element of the residual is read just before its sum is written, as long as the op
+    reads nothing else there: other threads still need all of its input.
     """
     roots = {op.out.id: op.out.id for op in program.ops}
     for op in program.ops:
@@ -104,7 +105,7 @@ def _roots(program: v.Program) -> dict[int, int]:
         if isinstance(op, v.Linear) and op.residual is not None:
             root = roots[op.residual.id]
             whole = program.ops[root].out.dim == op.out.dim
-            if whole and last[root] == index:
+            if whole and last[root] == index and roots[op.x.id] != root:
                 last[root] = last[op.out.id]
                 roots = {value: root if held == op.out.id else held for value, held in roots.items()}
     return roots

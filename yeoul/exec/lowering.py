@@ -88,6 +88,7 @@ class Lowering:
         self._layout: Layout = lay_out(program, max_tokens, self._wants_q8)
         self._place = {layer: (g, i) for g, (_, layers) in enumerate(program.kv_groups) for i, layer in enumerate(layers)}
         self._ropes: dict[RopeSpec, RopeTable] = {}
+        self._spans: list[tuple[int, int]] = []
         for spec in program.kv_specs:
             _check_kv(spec)
 
@@ -100,12 +101,29 @@ class Lowering:
     def arena_bytes(self) -> int:
         return self._layout.num_bytes
 
+    @property
+    def program(self) -> v.Program:
+        """What is lowered."""
+        return self._program
+
+    @property
+    def layout(self) -> Layout:
+        """Where its values lie."""
+        return self._layout
+
+    @property
+    def spans(self) -> tuple[tuple[int, int], ...]:
+        """For each op, the calls [first, last) that `emit` made of it; none for a view."""
+        return tuple(self._spans)
+
     def emit(self, native: _native.Program) -> None:
         """Append all calls."""
         for index, op in enumerate(self._program.ops):
+            first = len(native)
             if isinstance(op, v.Linear | v.Logits) and self._layout.quantized_at.get(op.x.id) == index:
                 native.quantize(self._view(op.x), self._q8(op.x))
             RULES[type(op)](self, op, native)
+            self._spans.append((first, len(native)))
 
     def _wants_q8(self, op: v.Op) -> bool:
         return any(is_quantized(self._tensors[name]) for name in _matrices(op))

@@ -96,6 +96,7 @@ class NativeExecutor:
         ]
         self._program = _native.Program(self._pool, self._isa, lowering.arena_bytes, native_groups)
         lowering.emit(self._program)
+        self._lowering = lowering
         self._ropes = lowering.ropes
         self._rope_end = 0
         self._states: list[SlotState | None] = [None] * limits.max_num_seqs

@@ -1,0 +1,250 @@
+"""ReferenceExecutor: runs plans by interpreting the program op by op in numpy. The oracle for every other executor.
+
+Owns the interpretation of ops, its KV arrays and the two modes of rounding. Must not know the scheduler, requests or
+text; makes no promise of speed, nor (as BLAS is used) of equal bits in different batches.
+
+Modes:
+- `exact`: float64 everywhere, weights as the file holds them, keys and values unrounded; the program as written.
+- `as_native`: float64 sums, with the roundings of the native executor: the fused program; every op's result, logits
+  included, float32; inputs of quantized matrices int8 per 32 values; keys and values in the KV dtype.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, Literal
+
+import numpy as np
+
+from yeoul.errors import EngineError
+from yeoul.exec import reference_math as m
+from yeoul.exec.protocol import ExecutorLimits, Ticket
+from yeoul.exec.reference_sampling import sample
+from yeoul.exec.reference_slots import Frame, RowFrame, Slots, first_key
+from yeoul.models.model import Model
+from yeoul.ops import vocabulary as v
+from yeoul.ops.passes import fuse, inputs
+from yeoul.step import RowResult, StepPlan, StepResult
+from yeoul.weights.dequant import dequantize
+from yeoul.weights.tensor import Tensor
+
+Array = np.ndarray
+Mode = Literal["exact", "as_native"]
+KV_TYPES: Mapping[str, np.dtype[Any]] = MappingProxyType({"f16": np.dtype(np.float16), "f32": np.dtype(np.float32)})
+TILE_ROWS = 8192
+"""Rows of a matrix that are widened to float64 at once."""
+
+
+class ReferenceExecutor:
+    """See the module. Raises EngineError for a KV dtype that it does not know."""
+
+    max_in_flight = 1
+
+    def __init__(
+        self, model: Model, limits: ExecutorLimits, mode: Mode = "exact", clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._mode = mode
+        self._clock = clock
+        self._weights = model.weights
+        self._program = model.program if mode == "exact" else fuse(model.program)
+        self._dead = _last_uses(self._program)
+        self._group_of = {layer: g for g, (_, layers) in enumerate(model.program.kv_groups) for layer in layers}
+        self._slots = Slots([spec for spec, _ in model.program.kv_groups], limits, model.spec.vocab_size)
+        self._kv = [self._empty_kv(op, limits) for op in self._program.ops if isinstance(op, v.Attention)]
+        self._values: dict[str, Array] = {}
+        self._results: dict[Ticket, StepResult | EngineError] = {}
+        self._tickets = 0
+
+    def submit(self, plan: StepPlan) -> Ticket:
+        """Run the plan; its result, or its error, waits for `collect`."""
+        ticket = Ticket(self._tickets)
+        self._tickets += 1
+        try:
+            self._results[ticket] = self._run(plan)
+        except EngineError as error:
+            self._results[ticket] = error
+        return ticket
+
+    def collect(self, ticket: Ticket) -> StepResult:
+        """See Executor. Raises EngineError also for a ticket that was never given or already collected."""
+        result = self._results.pop(ticket, EngineError(f"ticket {ticket} is unknown"))
+        if isinstance(result, EngineError):
+            raise result
+        return result
+
+    def logits(self, plan: StepPlan) -> Array:
+        """See Executor: float32 [num_tokens, vocab]. Raises EngineError for a plan that is not sound."""
+        frame = self._slots.prepare(plan)
+        return self._execute(frame, np.arange(len(frame.tokens)))
+
+    def describe(self) -> str:
+        """See Executor."""
+        what = "float64" if self._mode == "exact" else "rounding as native does"
+        return f"reference: numpy, {what}; an oracle, not fast"
+
+    def close(self) -> None:
+        """Drop weights and KV."""
+        self._values.clear()
+        self._kv.clear()
+        self._results.clear()
+
+    def _run(self, plan: StepPlan) -> StepResult:
+        started = self._clock()
+        frame = self._slots.prepare(plan)
+        sampled = [(index, row) for index, row in enumerate(frame.rows) if plan.rows[index].sample]
+        wanted = np.array([row.begin + row.count - 1 for _, row in sampled], np.int64)
+        logits = self._execute(frame, wanted)
+        results = [RowResult()] * len(frame.rows)
+        for (index, row), row_logits in zip(sampled, logits, strict=True):
+            results[index] = _sample_row(row, row_logits)
+        return StepResult(plan.step_id, tuple(results), started, self._clock())
+
+    def _execute(self, frame: Frame, wanted: Array) -> Array:
+        """Logits, float32 [len(wanted), vocab], of these of the step's tokens."""
+        env: dict[int, Array] = {}
+        # Broken numbers are reported by the status of the row that has them.
+        with np.errstate(all="ignore"):
+            for op, dead in zip(self._program.ops, self._dead, strict=True):
+                result = RULES[type(op)](self, op, env, frame, wanted)
+                env[op.out.id] = result if self._mode == "exact" else result.astype(np.float32)
+                for value in dead:
+                    del env[value]
+            return env[self._program.ops[-1].out.id].astype(np.float32)
+
+    def _embed(self, op: v.Embed, env: dict[int, Array], frame: Frame, wanted: Array) -> Array:
+        tensor = self._weights[op.weight]
+        rows = tensor.data.reshape(tensor.shape[0], -1)[frame.tokens]
+        part = Tensor(tensor.name, tensor.type, (len(rows), tensor.shape[1]), rows.reshape(-1))
+        return dequantize(part).astype(np.float64)
+
+    def _rms_norm(self, op: v.RMSNorm, env: dict[int, Array], frame: Frame, wanted: Array) -> Array:
+        return m.rms_norm(_wide(env, op.x), self._weight(op.weight).astype(np.float64), op.eps, op.heads)
+
+    def _linear(self, op: v.Linear, env: dict[int, Array], frame: Frame, wanted: Array) -> Array:
+        x = _wide(env, op.x)
+        out = np.concatenate([self._segment(x, segment) for segment in op.segments], axis=1)
+        if op.glu is not None:
+            out = m.gated(out, op.glu)
+        if op.residual is not None:
+            out = out + _wide(env, op.residual)
+        return out
+
+    def _segment(self, x: Array, segment: v.Segment) -> Array:
+        out = self._matmul(x, segment.weight)
+        if segment.bias is not None:
+            out += self._weight(segment.bias).astype(np.float64)
+        return out
+
+    def _slice(self, op: v.Slice, env: dict[int, Array], frame: Frame, wanted: Array) -> Array:
+        return env[op.x.id][:, op.start : op.start + op.out.dim]
+
+    def _rope(self, op: v.Rope, env: dict[int, Array], frame: Frame, wanted: Array) -> Array:
+        return m.rope(_wide(env, op.x), frame.positions, op.rope)
+
+    def _attention(self, op: v.Attention, env: dict[int, Array], frame: Frame, wanted: Array) -> Array:
+        out = np.empty((len(frame.tokens), op.out.dim))
+        for row in frame.rows:
+            self._attend_row(op, env, row, out)
+        return out
+
+    def _attend_row(self, op: v.Attention, env: dict[int, Array], row: RowFrame, out: Array) -> None:
+        """Write the row's keys and values to the cache, then read all that it sees back from there."""
+        group, (keys, values) = self._group_of[op.layer], self._kv[op.layer]
+        mine = slice(row.begin, row.begin + row.count)
+        blocks, offsets = self._slots.places("attention", row, group, row.start, row.end)
+        keys[blocks, offsets] = env[op.k.id][mine].reshape(row.count, *keys.shape[2:])
+        values[blocks, offsets] = env[op.v.id][mine].reshape(row.count, *values.shape[2:])
+        base = first_key(row.start, op.kv.window)
+        blocks, offsets = self._slots.places("attention", row, group, base, row.end)
+        seen_keys = keys[blocks, offsets].astype(np.float64)
+        seen_values = values[blocks, offsets].astype(np.float64)
+        queries = _wide(env, op.q)[mine].reshape(row.count, -1, op.kv.key_size)
+        for index, query in enumerate(queries):
+            position = row.start + index
+            seen = slice(first_key(position, op.kv.window) - base, position + 1 - base)
+            out[row.begin + index] = m.attend(query, seen_keys[seen], seen_values[seen], op.scale).reshape(-1)
+
+    def _gated(self, op: v.GatedActivation, env: dict[int, Array], frame: Frame, wanted: Array) -> Array:
+        return m.gated(_wide(env, op.x), op.activation)
+
+    def _add(self, op: v.Add, env: dict[int, Array], frame: Frame, wanted: Array) -> Array:
+        return _wide(env, op.a) + _wide(env, op.b)
+
+    def _scale(self, op: v.Scale, env: dict[int, Array], frame: Frame, wanted: Array) -> Array:
+        return _wide(env, op.x) * op.factor
+
+    def _gather_rows(self, op: v.GatherRows, env: dict[int, Array], frame: Frame, wanted: Array) -> Array:
+        return np.take(env[op.x.id], wanted, axis=0)
+
+    def _logits(self, op: v.Logits, env: dict[int, Array], frame: Frame, wanted: Array) -> Array:
+        return self._matmul(_wide(env, op.x), op.weight)
+
+    def _matmul(self, x: Array, name: str) -> Array:
+        """x @ W.T in float64, a tile of W at a time."""
+        if self._mode == "as_native" and self._weights[name].type.name.startswith("Q"):
+            x = m.quantize_activations(x)
+        weight = self._weight(name)
+        out = np.empty((len(x), len(weight)))
+        for first in range(0, len(weight), TILE_ROWS):
+            tile = slice(first, first + TILE_ROWS)
+            out[:, tile] = x @ weight[tile].astype(np.float64).T
+        return out
+
+    def _weight(self, name: str) -> Array:
+        """A tensor's values, float32 (which holds every encoding exactly), kept once computed."""
+        if name not in self._values:
+            self._values[name] = dequantize(self._weights[name])
+        return self._values[name]
+
+    def _empty_kv(self, op: v.Attention, limits: ExecutorLimits) -> tuple[Array, Array]:
+        """One layer's keys and values: [blocks, block_size, kv_heads, size]. Pages are touched when written."""
+        kv = op.kv
+        shape = (limits.num_blocks[self._group_of[op.layer]], limits.block_size, kv.num_kv_heads)
+        keys, values = self._kv_type(kv.k_dtype), self._kv_type(kv.v_dtype)
+        return np.zeros((*shape, kv.key_size), keys), np.zeros((*shape, kv.value_size), values)
+
+    def _kv_type(self, dtype: str) -> np.dtype[Any]:
+        if dtype not in KV_TYPES:
+            raise EngineError(f"the reference executor has no KV dtype {dtype!r}")
+        return np.dtype(np.float64) if self._mode == "exact" else KV_TYPES[dtype]
+
+
+RULES: MappingProxyType[type[v.Op], Callable[..., Array]] = MappingProxyType(
+    {
+        v.Embed: ReferenceExecutor._embed,
+        v.RMSNorm: ReferenceExecutor._rms_norm,
+        v.Linear: ReferenceExecutor._linear,
+        v.Slice: ReferenceExecutor._slice,
+        v.Rope: ReferenceExecutor._rope,
+        v.Attention: ReferenceExecutor._attention,
+        v.GatedActivation: ReferenceExecutor._gated,
+        v.Add: ReferenceExecutor._add,
+        v.Scale: ReferenceExecutor._scale,
+        v.GatherRows: ReferenceExecutor._gather_rows,
+        v.Logits: ReferenceExecutor._logits,
+    }
+)
+
+
+def _wide(env: dict[int, Array], value: v.Value) -> m.Array:
+    return env[value.id].astype(np.float64)
+
+
+def _sample_row(row: RowFrame, logits: Array) -> RowResult:
+    result = sample(logits, row.slot.state, row.end)
+    row.slot.last_token = result.token_ids[0] if result.token_ids else None
+    return result
+
+
+def _last_uses(program: v.Program) -> list[list[int]]:
+    """For each op, the values that nobody reads after it."""
+    last = {op.out.id: index for index, op in enumerate(program.ops)}
+    for index, op in enumerate(program.ops):
+        last.update({value.id: index for value in inputs(op)})
+    dead: list[list[int]] = [[] for _ in program.ops]
+    for value, index in last.items():
+        if value != program.ops[-1].out.id:
+            dead[index].append(value)
+    return dead
