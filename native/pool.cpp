@@ -1,6 +1,7 @@
 #include "pool.h"
 
 #include <chrono>
+#include <utility>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -27,10 +28,17 @@ std::uint32_t chunk_of(std::uint64_t ticket) { return static_cast<std::uint32_t>
 
 Pool::Pool(int threads) {
   ticket_.store(kClosed);
-  for (int i = 1; i < threads; ++i) workers_.emplace_back([this] { work(); });
+  try {
+    for (int i = 1; i < threads; ++i) workers_.emplace_back([this] { work(); });
+  } catch (...) {  // the system gives no more threads
+    stop();
+    throw;
+  }
 }
 
-Pool::~Pool() {
+Pool::~Pool() { stop(); }
+
+void Pool::stop() noexcept {
   stop_.store(true);
   signal_.fetch_add(1);
   signal_.notify_all();
@@ -42,12 +50,12 @@ void Pool::run_chunks(std::int64_t n, std::int64_t grain, Call call, const void*
   // The last loop is used up: no claim can succeed until the new ticket opens, so its fields can change.
   ticket_.store(next << 32 | kClosed, std::memory_order_seq_cst);
   const auto chunks = static_cast<std::uint32_t>((n + grain - 1) / grain);
-  n_.store(n, std::memory_order_relaxed);
-  grain_.store(grain, std::memory_order_relaxed);
-  call_.store(call, std::memory_order_relaxed);
-  fn_.store(fn, std::memory_order_relaxed);
-  chunks_.store(chunks, std::memory_order_relaxed);
-  done_.store(0, std::memory_order_relaxed);
+  n_.store(n, std::memory_order_release);
+  grain_.store(grain, std::memory_order_release);
+  call_.store(call, std::memory_order_release);
+  fn_.store(fn, std::memory_order_release);
+  chunks_.store(chunks, std::memory_order_release);
+  done_.store(0, std::memory_order_release);
   ticket_.store(next << 32, std::memory_order_seq_cst);
   if (sleepers_.load(std::memory_order_seq_cst) != 0) {
     signal_.fetch_add(1, std::memory_order_seq_cst);
@@ -59,21 +67,33 @@ void Pool::run_chunks(std::int64_t n, std::int64_t grain, Call call, const void*
     if (spins < 2000) relax();
     else std::this_thread::yield();  // a worker that holds a chunk may be waiting for this core
   }
+  if (threw_.load(std::memory_order_acquire)) {
+    threw_.store(false, std::memory_order_relaxed);
+    std::rethrow_exception(std::exchange(exception_, nullptr));
+  }
+}
+
+void Pool::keep_exception() noexcept {
+  if (!threw_.exchange(true, std::memory_order_acq_rel)) exception_ = std::current_exception();
 }
 
 // Runs one chunk of the ticket's loop; false when none is left.
 bool Pool::claim_and_run(std::uint64_t ticket) {
   while (true) {
     if (chunk_of(ticket) == kClosed) return false;
-    const std::uint32_t chunks = chunks_.load(std::memory_order_relaxed);
-    const std::int64_t n = n_.load(std::memory_order_relaxed), grain = grain_.load(std::memory_order_relaxed);
-    const Call call = call_.load(std::memory_order_relaxed);
-    const void* fn = fn_.load(std::memory_order_relaxed);
+    const std::uint32_t chunks = chunks_.load(std::memory_order_acquire);
+    const std::int64_t n = n_.load(std::memory_order_acquire), grain = grain_.load(std::memory_order_acquire);
+    const Call call = call_.load(std::memory_order_acquire);
+    const void* fn = fn_.load(std::memory_order_acquire);
     if (chunk_of(ticket) >= chunks) return false;
     const std::uint32_t loop = loop_of(ticket);
     if (ticket_.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel, std::memory_order_acquire)) {
       const std::int64_t begin = chunk_of(ticket) * grain;
-      call(fn, begin, begin + grain < n ? begin + grain : n);
+      try {
+        call(fn, begin, begin + grain < n ? begin + grain : n);
+      } catch (...) {
+        keep_exception();
+      }
       done_.fetch_add(1, std::memory_order_release);
       return true;
     }

@@ -5,6 +5,7 @@
 #pragma once
 #include <atomic>
 #include <cstdint>
+#include <exception>
 #include <thread>
 #include <vector>
 
@@ -20,8 +21,8 @@ class Pool {
 
   int threads() const { return static_cast<int>(workers_.size()) + 1; }
 
-  // fn(i) for every i in [0, n), `grain` consecutive ones at a time on one thread. Returns when all are done.
-  // One caller at a time; fn must not throw.
+  // fn(i) for every i in [0, n), `grain` consecutive ones at a time on one thread. Returns when all are done; if calls
+  // threw, the first of their exceptions then goes to the caller. One caller at a time.
   template <class Fn>
   void run(std::int64_t n, std::int64_t grain, const Fn& fn) {
     if (workers_.empty() || n <= grain) {
@@ -38,11 +39,15 @@ class Pool {
 
   void run_chunks(std::int64_t n, std::int64_t grain, Call call, const void* fn);
   bool claim_and_run(std::uint64_t ticket);
+  void keep_exception() noexcept;
   void work();
+  void stop() noexcept;
   std::uint64_t wait_for_loop(std::uint32_t last);
 
   // Loop number (high 32 bits) and next chunk (low 32 bits). A chunk is claimed by compare-and-swap on the whole word,
   // which succeeds only while the loop it was read from is still the current one; the fields below belong to that loop.
+  // They are written with release and read with acquire order: who sees a new loop's field also sees that the old
+  // ticket is closed, so that its compare-and-swap fails.
   alignas(64) std::atomic<std::uint64_t> ticket_{0};
   std::atomic<std::uint32_t> chunks_{0};
   std::atomic<std::int64_t> n_{0}, grain_{1};
@@ -51,7 +56,8 @@ class Pool {
   alignas(64) std::atomic<std::uint32_t> done_{0};
   alignas(64) std::atomic<std::uint32_t> sleepers_{0};
   std::atomic<std::uint32_t> signal_{0};
-  std::atomic<bool> stop_{false};
+  std::atomic<bool> stop_{false}, threw_{false};
+  std::exception_ptr exception_;  // written by who sets `threw_` first
   std::vector<std::thread> workers_;
 };
 

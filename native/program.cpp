@@ -49,6 +49,15 @@ void Program::run(const Frame& frame, std::size_t first, std::size_t last) {
   for (std::size_t i = first; i < last && i < instructions_.size(); ++i) instructions_[i]->run(*this, frame);
 }
 
+std::vector<std::uint8_t> Program::read(const View& view, std::int64_t rows, std::int64_t row_bytes) const {
+  const auto end = rows > 0 ? view.offset + (rows - 1) * view.stride + row_bytes : 0;
+  if (rows < 0 || row_bytes < 0 || view.offset < 0 || view.stride < 0 || end > static_cast<std::int64_t>(arena_.size()))
+    throw std::out_of_range("the view lies outside the arena");
+  std::vector<std::uint8_t> out(static_cast<std::size_t>(rows * row_bytes));
+  for (std::int64_t i = 0; i < rows; ++i) std::copy_n(arena_.data() + view.offset + i * view.stride, row_bytes, out.begin() + i * row_bytes);
+  return out;
+}
+
 float* Program::partials(std::size_t floats) {
   if (partials_.size() < floats) partials_.resize(floats);
   return partials_.data();

@@ -23,6 +23,7 @@ class Pages {
   Pages(const Pages&) = delete;
   Pages& operator=(const Pages&) = delete;
   std::uint8_t* data() const { return data_; }
+  std::size_t size() const { return size_; }
 
  private:
   std::uint8_t* data_;
@@ -106,6 +107,9 @@ class Program {
 
   // Runs instructions [first, last) on the frame. Not reentrant.
   void run(const Frame& frame, std::size_t first, std::size_t last);
+
+  // The first `row_bytes` of rows [0, rows) of a view as the last run left them. Throws std::out_of_range past the arena.
+  std::vector<std::uint8_t> read(const View& view, std::int64_t rows, std::int64_t row_bytes) const;
 
   Pool& pool() { return pool_; }
   const KernelTable& kernels() const { return kernels_; }

@@ -12,7 +12,13 @@ constexpr int kBuckets = 1 << 12;
 
 using Candidate = std::pair<float, std::int32_t>;
 
-bool heavier(const Candidate& a, const Candidate& b) { return a.first > b.first || (a.first == b.first && a.second < b.second); }
+// Heaviest first, ties to the lowest id. By the logits: weights of different ones can round to the same float.
+struct Heavier {
+  const float* logits;
+  bool operator()(const Candidate& a, const Candidate& b) const {
+    return logits[a.second] > logits[b.second] || (logits[a.second] == logits[b.second] && a.second < b.second);
+  }
+};
 bool earlier(const Candidate& a, const Candidate& b) { return a.second < b.second; }
 
 std::uint32_t bucket_of(float weight) {
@@ -57,7 +63,7 @@ void gather_heaviest(std::int32_t n, float floor, std::int32_t top_k, float top_
   double sum = 0.0;
   std::uint32_t lowest = kBuckets / 2;  // positive floats have buckets below
   // When both limits act, top_p is taken of what top_k leaves, which is reached no later than of the total.
-  while (lowest > 0 && count < top_k && (top_p >= 1.0f || sum < wanted)) {
+  while (lowest > 0 && (count == 0 || (count < top_k && (top_p >= 1.0f || sum < wanted)))) {
     --lowest;
     count += s.bucket_counts[lowest];
     sum += s.bucket_sums[lowest];
@@ -76,7 +82,7 @@ double total_of(const std::vector<Candidate>& candidates) {
 }
 
 // Leaves in `candidates`, ascending by id, what min_p, top_k and top_p keep.
-void filter(std::int32_t n, const SampleParams& p, SampleScratch& s) {
+void filter(const float* logits, std::int32_t n, const SampleParams& p, SampleScratch& s) {
   const std::int32_t top_k = p.top_k > 0 && p.top_k < n ? p.top_k : n;
   const bool cut_k = top_k < n, cut_p = p.top_p < 1.0f;
   // The weight of the most likely token is 1, and it always stays.
@@ -86,7 +92,7 @@ void filter(std::int32_t n, const SampleParams& p, SampleScratch& s) {
   double total = 0.0;
   if (!cut_k)  // top_p of everything that min_p kept, also of what is not among the gathered
     for (const double sum : s.bucket_sums) total += sum;
-  std::sort(c.begin(), c.end(), heavier);
+  std::sort(c.begin(), c.end(), Heavier{logits});
   if (cut_k) {
     c.resize(std::min(c.size(), static_cast<std::size_t>(top_k)));
     total = total_of(c);
@@ -132,11 +138,12 @@ void report_logprobs(const float* logits, std::int32_t n, float max, int count, 
   if (count == 0) return;
   s.candidates.clear();
   gather_heaviest(n, 0.0f, count, 1.0f, s);
-  // Weights of different logits can round to the same float, or to 0: order by the logits themselves.
-  std::sort(s.candidates.begin(), s.candidates.end(), [&](const Candidate& a, const Candidate& b) {
-    return logits[a.second] > logits[b.second] || (logits[a.second] == logits[b.second] && a.second < b.second);
-  });
-  const int found = std::min(count, static_cast<int>(s.candidates.size()));
+  const int found = std::min(count, n);
+  if (static_cast<int>(s.candidates.size()) < found) {  // the others have weights that round to 0
+    s.candidates.clear();
+    for (std::int32_t i = 0; i < n; ++i) s.candidates.emplace_back(0.0f, i);
+  }
+  std::partial_sort(s.candidates.begin(), s.candidates.begin() + found, s.candidates.end(), Heavier{logits});
   for (int i = 0; i < count; ++i) {
     out.top_ids[i] = i < found ? s.candidates[static_cast<std::size_t>(i)].second : -1;
     out.top_logprobs[i] = i < found ? logprob(out.top_ids[i]) : 0.0f;
@@ -173,7 +180,7 @@ SampleResult sample(const float* logits, std::int32_t n, const SampleParams& p, 
     if ((p.top_k <= 0 || p.top_k >= n) && p.top_p >= 1.0f && p.min_p <= 0.0f) {
       out.token = draw_unfiltered(s.weights.data(), n, u);
     } else {
-      filter(n, p, s);
+      filter(logits, n, p, s);
       out.token = draw(s.candidates, u);
     }
   }

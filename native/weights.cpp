@@ -35,7 +35,9 @@ std::size_t block_bytes(WeightType t) {
 
 void check_shape(WeightType type, std::int64_t rows, std::int64_t k) {
   constexpr std::int64_t limit = std::int64_t{1} << 31;
-  if (rows < 1 || k < 1 || rows > limit || k > limit || k % block_values(type))
+  constexpr std::int64_t values = std::int64_t{1} << 48;  // so that no size below overflows
+  block_bytes(type);  // throws for a type that does not exist
+  if (rows < 1 || k < 1 || rows > limit || k >= limit || k % block_values(type) || rows > values / k)
     throw std::invalid_argument("a matrix of " + std::to_string(rows) + " x " + std::to_string(k) + " cannot have this type");
 }
 

@@ -16,7 +16,7 @@ inline F load_kv(const std::uint8_t* p) {
 // The value as the cache holds it: NaN as 0, beyond the range as the largest. So a cached V is finite and 0 x V is 0.
 inline F storable(F x, KVType type) {
   const F clean = f_if_eq(x, x, x, f_zero());
-  const float largest = type == KVType::f16 ? kHalfMax : 3.402823466e38f;
+  const float largest = type == KVType::f16 ? kHalfMax : kLargest;
   return f_max(f_min(clean, f_set1(largest)), f_set1(-largest));
 }
 

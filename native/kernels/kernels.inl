@@ -9,7 +9,7 @@
 namespace yeoul::YEOUL_ISA {
 namespace {
 
-constexpr float kInf = __builtin_inff();
+constexpr float kInf = __builtin_inff(), kLargest = 3.402823466e38f;
 
 template <class T>
 constexpr T min_of(T a, T b) { return a < b ? a : b; }

@@ -75,8 +75,9 @@ inline I start_sum(std::int32_t activation_sum) {
 }
 
 template <WeightType type, int rows>
-inline void quantized_tile(const std::uint8_t* panel, std::int32_t k, const std::uint8_t* x, std::int64_t stride, F* acc) {
+inline void quantized_tile(const std::uint8_t* panel, std::int32_t k, const std::uint8_t* x, std::int64_t stride, F* out) {
   GroupScales<type> scales{};
+  F acc[rows];  // not `out` itself, which the compiler would have to keep in memory
   for (int r = 0; r < rows; ++r) acc[r] = f_zero();
   for (std::int32_t g = 0; g < k / kGroup; ++g) {
     panel = scales.load(panel, g);
@@ -114,6 +115,7 @@ inline void quantized_tile(const std::uint8_t* panel, std::int32_t k, const std:
     }
     panel += code_bytes(type);
   }
+  for (int r = 0; r < rows; ++r) out[r] = acc[r];
 }
 
 template <WeightType type>

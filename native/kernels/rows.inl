@@ -7,7 +7,8 @@ inline void for_lanes(std::int32_t n, Fn fn) {  // fn(offset, lanes)
 inline F load_lanes(const float* p, int lanes) { return lanes == 16 ? f_load(p) : f_load_n(p, lanes); }
 inline void store_lanes(float* p, F a, int lanes) { lanes == 16 ? f_store(p, a) : f_store_n(p, a, lanes); }
 
-// Per 32 values: d = amax / 127, q = round(x x 127 / amax). A group that holds a NaN gets d = NaN, so that it shows.
+// Per 32 values: d = amax / 127, q = round(x x 127 / amax), or 0 where 127 / amax is infinite. A group that holds a NaN
+// or an infinity gets d = NaN, so that it shows.
 void quantize(const float* x, std::int32_t k, std::uint8_t* out) {
   auto* q = reinterpret_cast<std::int8_t*>(out);
   auto* d = reinterpret_cast<float*>(out + k);
@@ -16,12 +17,13 @@ void quantize(const float* x, std::int32_t k, std::uint8_t* out) {
   for (std::int32_t g = 0; g < k / kGroup; ++g) {
     const F a = f_load(x + g * kGroup), b = f_load(x + g * kGroup + 16);
     const float amax = f_largest(f_max(f_abs(a), f_abs(b)));
-    const bool nan = f_any_nan(f_add(a, b));
-    const F inverse = f_set1(amax > 0.0f && !nan ? 127.0f / amax : 0.0f);
-    const I qa = i_round(f_mul(a, inverse)), qb = i_round(f_mul(b, inverse));
+    const bool good = amax <= kLargest && !f_any_nan(f_add(a, b));
+    const float ratio = 127.0f / amax;
+    const F inverse = f_set1(ratio <= kLargest ? ratio : 0.0f);
+    const I qa = good ? i_round(f_mul(a, inverse)) : i_zero(), qb = good ? i_round(f_mul(b, inverse)) : i_zero();
     i_store_s8(q + g * kGroup, qa);
     i_store_s8(q + g * kGroup + 16, qb);
-    d[g] = nan ? __builtin_nanf("") : amax / 127.0f;
+    d[g] = good ? amax / 127.0f : __builtin_nanf("");
     isum[2 * g] = i_sum(qa);
     isum[2 * g + 1] = i_sum(qb);
     dsum[g] = d[g] * static_cast<float>(isum[2 * g] + isum[2 * g + 1]);

@@ -74,10 +74,12 @@ def assemble(config: EngineConfig, model: Model, tokenizer: Tokenizer) -> Engine
     from yeoul.text.detokenizer import OutputText
 
     sizing = _size(config, model)
+    megabytes = sum(tensor.data.nbytes for tensor in model.weights.values()) / 1e6
+    log.info("model: %s, %s, %.0f MB of weights", config.model, model.spec.architecture, megabytes)
     for line in sizing.lines:
         log.info("%s", line)
     executor = _make_executor(config, model, sizing)
-    log.info("executor: %s", executor.describe())
+    log.info("executor: %s (--executor, --isa, --num-threads)", executor.describe())
     specs = [spec for spec, _ in model.program.kv_groups]
     kv = KVManager(specs, sizing.num_blocks, BLOCK_SIZE)
     clock = cast(Clock, config.clock)
