@@ -1,0 +1,158 @@
+"""yeoul bench: measure speed on this machine. Owns the flags and the table; `latency` owns what is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+
+from yeoul import __version__
+from yeoul.cli.failures import UsageError
+from yeoul.cli.options import ENGINE, JsonFlag, LogLevel, ModelArgument, build, takes
+from yeoul.cli.session import open_engine
+from yeoul.cli.terminal import interrupt_noted, progress
+from yeoul.config import EngineConfig
+
+if TYPE_CHECKING:
+    from yeoul.cli.latency import CostOf, DecodeLatency, PromptLatency, Spread, Workload
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.callback()
+def bench() -> None:
+    """Measure speed on this machine."""
+
+
+def parse_batches(text: str | tuple[int, ...]) -> tuple[int, ...]:
+    """`1,8` as (1, 8); a default is one already."""
+    if isinstance(text, tuple):
+        return text
+    try:
+        batches = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not a list of numbers such as 1,8") from None
+    if min(batches) < 1 or len(set(batches)) < len(batches):
+        raise typer.BadParameter("batches must be different numbers from 1 on")
+    return batches
+
+
+@app.command()
+@takes(ENGINE.without("seed", "max_waiting_tokens"))
+def latency(
+    model: ModelArgument,
+    *,
+    json: JsonFlag = False,
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Length of the measured prompt.")] = 512,
+    decode_tokens: Annotated[int, typer.Option(min=3, help="Tokens that each row decodes.")] = 64,
+    context_tokens: Annotated[int, typer.Option(min=1, help="Prompt of each row that decodes.")] = 16,
+    batch: Annotated[
+        Any,
+        typer.Option(
+            parser=parse_batches,
+            metavar="N,...",
+            show_default="1,8",
+            help="Rows that decode together, one run for each.",
+        ),
+    ] = (1, 8),
+    repeats: Annotated[int, typer.Option(min=1, help="Runs of each measurement, after a warm-up.")] = 5,
+    log_level: LogLevel = "warning",
+    engine: dict[str, Any],
+) -> None:
+    """Prompt speed, TTFT and decode speed of one model, with nothing else running.
+
+    Figures are medians of the repeats, with the least and the greatest. GB/s counts the file's weights and the KV.
+    """
+    from yeoul.cli.latency import Workload, measure
+    from yeoul.obs.logs import setup_logging
+
+    config = build(EngineConfig, model=model, **engine)
+    if max(batch) > config.max_num_seqs:
+        hint = f"give --max-num-seqs {max(batch)}"
+        raise UsageError(f"--batch has {max(batch)} rows; --max-num-seqs is {config.max_num_seqs}", hint=hint)
+    workload = Workload(
+        prompt_tokens=prompt_tokens,
+        context_tokens=context_tokens,
+        decode_tokens=decode_tokens,
+        batches=batch,
+        repeats=repeats,
+    )
+    setup_logging(log_level)
+    with open_engine(config) as opened, progress("bench latency", "runs") as show:
+        about = opened.step_log.header
+        with interrupt_noted() as interrupt:
+            prompt, decode = measure(opened, workload, _cost_of(config), show, interrupt)
+    _print_table(about.executor, prompt, decode)
+    if json:
+        print(_as_json(model, msgspec.to_builtins(about), workload, prompt, decode))
+
+
+def _cost_of(config: EngineConfig) -> CostOf:
+    """The work of one decode step of the model's program, in the file's own bytes."""
+    from yeoul.engine.build import resolve
+    from yeoul.models.registry import load_model
+    from yeoul.ops.cost import Cost, StepShape, program_cost, weight_sizes
+    from yeoul.weights.catalogue import find_model
+    from yeoul.weights.gguf import GGUFFile
+
+    dtype = resolve(config).kv_cache_dtype
+    model = load_model(GGUFFile.open(find_model(config.model)), k_dtype=dtype, v_dtype=dtype)
+    sizes = weight_sizes(model.weights)
+
+    def cost_of(rows: int, context: int) -> Cost:
+        return program_cost(model.program, sizes, StepShape(((context, 1),) * rows, rows))
+
+    return cost_of
+
+
+def _as_json(
+    model: str, about: dict[str, Any], workload: Workload, prompt: PromptLatency, decode: list[DecodeLatency]
+) -> str:
+    parts = {
+        "benchmark": "latency",
+        "version": __version__,
+        "model": model,
+        "executor": about["executor"],
+        "threads": about["config"]["num_threads"],
+        "machine": about["machine"],
+        "config": about["config"],
+        "unix": about["unix"],
+        "workload": workload,
+        "prompt": prompt,
+        "decode": decode,
+    }
+    return msgspec.json.encode(parts).decode()
+
+
+def _print_table(executor: str, prompt: PromptLatency, decode: Iterable[DecodeLatency]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("", "tokens/s", "per step", "weights + KV per token", "GB/s")
+    milliseconds = _show(prompt.ttft, 1e3, "ms")
+    table.add_row(f"prompt of {prompt.tokens}", _show(prompt.tokens_per_second), f"TTFT {milliseconds}", "", "")
+    for row in decode:
+        size = f"{row.weight_bytes_per_token / 1e6:.1f} + {row.kv_bytes_per_token / 1e6:.1f} MB"
+        table.add_row(
+            f"decode, {row.batch} rows" if row.batch > 1 else "decode, 1 row",
+            _show(row.tokens_per_second),
+            _show(row.step, 1e3, "ms"),
+            size,
+            _show(row.gigabytes_per_second),
+        )
+    console = Console(width=None if Console().is_terminal else 120)
+    console.print(f"executor: {executor}", highlight=False)
+    console.print(table)
+
+
+def _show(spread: Spread, scale: float = 1.0, unit: str = "") -> str:
+    """`median (low-high) unit`."""
+    numbers = [_number(value * scale) for value in (spread.median, spread.low, spread.high)]
+    return f"{numbers[0]} ({numbers[1]}-{numbers[2]}) {unit}".strip()
+
+
+def _number(value: float) -> str:
+    """Three significant digits."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"

@@ -1,0 +1,219 @@
+"""Flags made from configuration structs: one table per struct, used by every command that takes it.
+
+Owns the words and the grouping of flags; names, defaults and ranges are the structs' own. Must not know commands.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+import typer
+
+from yeoul.cli.failures import UsageError
+from yeoul.config import EXECUTORS, ISAS, KV_DTYPES, EngineConfig
+from yeoul.errors import YeoulError
+from yeoul.server.options import ServerOptions
+from yeoul.types import MAX_STOP_STRINGS, SamplingParams
+
+Command = Callable[..., None]
+S = TypeVar("S", bound=msgspec.Struct)
+
+UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+ModelArgument = Annotated[str, typer.Argument(help="A name that `yeoul pull` lists, or the path of a .gguf file.")]
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line of stdout.")]
+
+
+def parse_size(text: str | int) -> int:
+    """Bytes of `1048576`, `512M`, `2GiB`, `1.5g` (powers of 1024); a default is a number already."""
+    if isinstance(text, int):
+        return text
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
+    if match is None:
+        raise typer.BadParameter(f"{text!r} is not a size such as 1048576, 512M or 2GiB")
+    return int(float(match[1]) * UNITS[match[2]]) if match[2] else int(float(match[1]))
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One field of a struct as `--its-name`."""
+
+    field: str
+    kind: Any
+    help: str
+    shown: str | bool = True
+    """The default as help shows it, where the value itself says nothing (0: choose)."""
+    metavar: str | None = None
+    parser: Callable[[Any], Any] | None = None
+    panel: str | None = None
+    """Instead of the group's."""
+
+    def parameter(self, group: Group) -> inspect.Parameter:
+        """What typer makes an option of."""
+        option = typer.Option(
+            "--" + self.field.replace("_", "-"),
+            help=self.help,
+            show_default=self.shown,
+            metavar=self.metavar,
+            parser=self.parser,
+            rich_help_panel=self.panel or group.panel,
+        )
+        annotation: Any = Annotated[self.kind, option]
+        return inspect.Parameter(
+            self.field, inspect.Parameter.KEYWORD_ONLY, default=group.default(self.field), annotation=annotation
+        )
+
+
+@dataclass(frozen=True)
+class Group:
+    """The flags of one struct. A command gets their values as one dictionary, in the parameter `name`."""
+
+    name: str
+    struct: type[msgspec.Struct]
+    panel: str
+    flags: tuple[Flag, ...]
+    defaults: tuple[tuple[str, Any], ...] = ()
+    """Where a command wants other defaults than the struct's."""
+
+    def default(self, field: str) -> Any:
+        """The default value of a field's flag."""
+        own = {info.name: info.default for info in msgspec.structs.fields(self.struct)}
+        value = (own | dict(self.defaults))[field]
+        return list(value) if isinstance(value, tuple) else value
+
+    def without(self, *fields: str) -> Group:
+        """The group with fewer flags."""
+        return replace(self, flags=tuple(flag for flag in self.flags if flag.field not in fields))
+
+    def with_defaults(self, **defaults: Any) -> Group:
+        """The group with other defaults."""
+        return replace(self, defaults=tuple(defaults.items()))
+
+
+ENGINE = Group(
+    "engine",
+    EngineConfig,
+    "Engine",
+    (
+        Flag("max_model_len", int, "Longest sequence, prompt and output together.", "the model's own context"),
+        Flag("max_num_seqs", int, "Sequences that run at the same time."),
+        Flag("max_num_batched_tokens", int, "Token budget of one step.", "512"),
+        Flag("max_waiting_tokens", int, "Prompt tokens that may wait before requests are refused.", "64 contexts"),
+        Flag("kv_cache_dtype", str, "How keys and values are stored.", "f16", f"[{'|'.join(KV_DTYPES)}]"),
+        Flag(
+            "kv_cache_memory",
+            int,
+            "Size of the KV pool, e.g. 2GiB.",
+            "max_num_seqs contexts, at most 25 % of free memory",
+            "SIZE",
+            parse_size,
+        ),
+        Flag("num_kv_blocks", int, "Blocks of the KV pool, instead of its size; for experiments.", False),
+        Flag("num_threads", int, "Threads that compute.", "as many as this process may use"),
+        Flag("executor", str, "What computes; the reference ones are slow oracles.", True, f"[{'|'.join(EXECUTORS)}]"),
+        Flag("isa", str, "Kernel level.", "YEOUL_ISA, else the best here", f"[{'|'.join(ISAS)}]"),
+        Flag("seed", int, "Seeds the seeds of requests that bring none.", "random"),
+        Flag("step_log", str, "File that gets one JSON line per step and event.", False, "FILE"),
+    ),
+)
+
+SERVER = Group(
+    "server",
+    ServerOptions,
+    "Server",
+    (
+        Flag("host", str, "Address to listen on."),
+        Flag("port", int, "Port to listen on; 0: any free one."),
+        Flag("insecure", bool, "Allow an address that other machines can reach. There are no keys yet."),
+        Flag("shutdown_timeout", float, "Seconds that running requests may take after the first SIGTERM or Ctrl-C."),
+        Flag("access_log", bool, "Log every HTTP request."),
+        Flag("metrics_prefix", str, "First part of the names in /metrics; `vllm` fits existing dashboards."),
+        Flag("health_timeout", float, "Seconds without progress of the engine after which /health fails."),
+        *(
+            Flag(field, kind, text, panel="Limits", parser=parse_size if field.endswith("bytes") else None)
+            for field, kind, text in (
+                ("max_body_bytes", int, "Largest request body."),
+                ("max_header_bytes", int, "Largest request line and header fields together."),
+                ("max_header_fields", int, "Most header fields."),
+                ("header_timeout", float, "Seconds until the header must be here."),
+                ("body_timeout", float, "Seconds until the body must be here."),
+                ("write_timeout", float, "Seconds after which a client that reads nothing is dropped."),
+                ("keep_alive_timeout", float, "Seconds that an idle connection stays open."),
+                ("max_prompts", int, "Most prompts in one completions request."),
+                ("max_sequences", int, "Most prompts times n."),
+                ("max_messages", int, "Most messages in one chat request."),
+            )
+        ),
+    ),
+)
+
+SAMPLING = Group(
+    "sampling",
+    SamplingParams,
+    "Sampling",
+    (
+        Flag("max_tokens", int | None, "Most tokens to generate.", "the rest of the context"),
+        Flag("temperature", float, "0: always the likeliest token."),
+        Flag("top_p", float, "Sample from the likeliest tokens that together have this probability; 1: off."),
+        Flag("top_k", int, "Sample from this many likeliest tokens; 0: off."),
+        Flag("min_p", float, "Drop tokens below this part of the likeliest one's probability; 0: off."),
+        Flag("seed", int | None, "Same seed, same output.", "random"),
+        Flag("stop", list[str], f"End before this text; may be given up to {MAX_STOP_STRINGS} times.", False),
+        Flag("ignore_eos", bool, "Go on after the model's own end."),
+    ),
+)
+
+
+def takes(*groups: Group) -> Callable[[Command], Command]:
+    """Give a command the flags of some groups, in place of its parameters of the groups' names."""
+
+    def decorate(command: Command) -> Command:
+        names = {group.name for group in groups}
+        own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name not in names]
+        made = [flag.parameter(group) for group in groups for flag in group.flags]
+
+        @functools.wraps(command)
+        def wrapper(**values: Any) -> None:
+            for group in groups:
+                values[group.name] = {flag.field: values.pop(flag.field) for flag in group.flags}
+            command(**values)
+
+        parameters = [*own, *made]
+        wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return wrapper
+
+    return decorate
+
+
+def build(struct: type[S], **values: Any) -> S:
+    """A struct from flags. Raises UsageError, naming the flag, for a value that the struct refuses."""
+    try:
+        return struct(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+    except YeoulError as error:
+        message = str(error)
+        for name in values:
+            message = re.sub(rf"\b{name}\b", "--" + name.replace("_", "-"), message)
+        raise UsageError(message, hint=error.hint, param=error.param) from None
+
+
+def check_log_level(level: str) -> str:
+    """Callback of --log-level."""
+    if level not in LOG_LEVELS:
+        raise typer.BadParameter(f"{level!r} is not one of {', '.join(LOG_LEVELS)}")
+    return level
+
+
+LogLevel = Annotated[
+    str,
+    typer.Option(
+        "--log-level", metavar=f"[{'|'.join(LOG_LEVELS)}]", callback=check_log_level, help="What is logged on stderr."
+    ),
+]
