@@ -1,7 +1,7 @@
 """EngineConfig and resolve(): the only place where "auto" becomes a value and where the environment is read.
 
-Environment: YEOUL_HOME (where models are kept), YEOUL_ISA (force a kernel level). Must not know the
-executor, the scheduler or HTTP.
+Environment: YEOUL_HOME (where models are kept), YEOUL_ISA (force a kernel level), YEOUL_API_KEY (keys of the server).
+Must not know the executor, the scheduler or HTTP.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ import msgspec
 from yeoul.errors import ConfigError
 
 if TYPE_CHECKING:
-    from yeoul.engine.clock import Clock
-    from yeoul.exec.protocol import Executor
+    pass
 
 EXECUTORS = ("native", "reference", "reference-exact")
 ISAS = ("auto", "generic", "avx2", "avx512", "neon")
@@ -95,6 +94,11 @@ def isa_override() -> str | None:
     return None if value == "auto" else value
 
 
+def api_keys() -> tuple[str, ...]:
+    """YEOUL_API_KEY: keys that the server accepts, separated by commas."""
+    return tuple(filter(None, (key.strip() for key in os.environ.get("YEOUL_API_KEY", "").split(","))))
+
+
 def home() -> Path:
     """Where models are kept: YEOUL_HOME, else the platform's cache folder (XDG_CACHE_HOME or ~/.cache) / yeoul."""
     if value := os.environ.get("YEOUL_HOME"):
@@ -102,5 +106,3 @@ def home() -> Path:
     if value := os.environ.get("XDG_CACHE_HOME"):
         return Path(value) / "yeoul"
     return Path.home() / ".cache" / "yeoul"
-
-

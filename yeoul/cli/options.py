@@ -131,7 +131,20 @@ SERVER = Group(
     (
         Flag("host", str, "Address to listen on."),
         Flag("port", int, "Port to listen on; 0: any free one."),
-        Flag("insecure", bool, "Allow an address that other machines can reach. There are no keys yet."),
+        Flag("insecure", bool, "Allow an address that other machines can reach without a key."),
+        Flag(
+            "api_key",
+            list[str],
+            "Key that requests must bring; may be given more than once. YEOUL_API_KEY (comma separated) does the same "
+            "and is not seen in lists of processes.",
+            "no key is wanted",
+            "KEY",
+        ),
+        Flag(
+            "cors_origin", list[str], "Web pages of this origin may use the server; may be given again.", False, "URL"
+        ),
+        Flag("ssl_certfile", str, "Serve HTTPS with this certificate chain (PEM).", False, "FILE"),
+        Flag("ssl_keyfile", str, "Its private key.", False, "FILE"),
         Flag("shutdown_timeout", float, "Seconds that running requests may take after the first SIGTERM or Ctrl-C."),
         Flag("access_log", bool, "Log every HTTP request."),
         Flag("metrics_prefix", str, "First part of the names in /metrics; `vllm` fits existing dashboards."),

@@ -10,8 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
+from yeoul.cli.failures import UsageError
 from yeoul.cli.options import ENGINE, SERVER, LogLevel, ModelArgument, build, takes
-from yeoul.config import EngineConfig
+from yeoul.config import EngineConfig, api_keys
 from yeoul.server.options import ServerOptions
 
 
@@ -34,6 +35,7 @@ def serve(
     from yeoul.obs.logs import setup_logging
     from yeoul.server.listen import bind
 
+    server["api_key"] = _digests([*server["api_key"], *api_keys()])
     names = tuple(served_model_name or ())
     options = build(ServerOptions, served_model_names=names, **server)
     config = build(EngineConfig, model=model, served_model_name=names[0] if names else None, **engine)
@@ -58,11 +60,20 @@ def _serve(config: EngineConfig, options: ServerOptions, listener: socket.socket
     text = TextService(engine.tokenizer, template, max_model_len=info.max_model_len)
     metrics = Metrics(info.model_name, prefix=options.metrics_prefix, max_model_len=info.max_model_len)
     client = InprocClient(engine, metrics)
-    greet = partial(_greet, model=info.model_name, chats=template is not None)
+    greet = partial(_greet, model=info.model_name, chats=template is not None, locked=bool(options.api_key))
     return run(listener, client, text, options, metrics, on_ready=greet)
 
 
-def _greet(url: str, *, model: str, chats: bool) -> None:
+def _digests(keys: list[str]) -> list[bytes]:
+    """What is kept of the keys. Raises UsageError, which does not repeat it, for one that no header can carry."""
+    from yeoul.server.auth import digest
+
+    if not all(key.isascii() and key.isprintable() and key.strip() == key != "" for key in keys):
+        raise UsageError("an --api-key must be printable ASCII without spaces around it, and not empty")
+    return [digest(key) for key in keys]
+
+
+def _greet(url: str, *, model: str, chats: bool, locked: bool) -> None:
     """The address, and a line that can be pasted into a shell."""
     body: dict[str, Any] = {"model": model, "max_tokens": 64, "temperature": 0}
     if chats:
@@ -71,4 +82,5 @@ def _greet(url: str, *, model: str, chats: bool) -> None:
         path, body["prompt"] = "/v1/completions", "The capital of France is"
     quoted = json.dumps(body).replace("'", "'\\''")
     print(f"serving {model} on {url} (API description: {url}/docs)", file=sys.stderr)
-    print(f"try: curl {url}{path} -H 'Content-Type: application/json' -d '{quoted}'", file=sys.stderr, flush=True)
+    key = " -H 'Authorization: Bearer KEY'" if locked else ""
+    print(f"try: curl {url}{path} -H 'Content-Type: application/json'{key} -d '{quoted}'", file=sys.stderr, flush=True)

@@ -11,12 +11,14 @@ from typing import Any
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
 from yeoul.engine.client import EngineClient
 from yeoul.errors import YeoulError
 from yeoul.obs.metrics import Metrics
+from yeoul.server.auth import KeyGuard
 from yeoul.server.edge import Edge, request_id_of
 from yeoul.server.errors import describe, dump, error_object, retry_after
 from yeoul.server.handlers import Handlers
@@ -51,11 +53,26 @@ def create_app(
         redirect_slashes=False,
     )
     app.state.handlers = handlers
-    app.add_middleware(Edge)
+    _add_layers(app, options)
     app.add_exception_handler(YeoulError, _yeoul_error)
     app.add_exception_handler(HTTPException, _http_error)
     _add_routes(app, handlers)
     return app
+
+
+def _add_layers(app: FastAPI, options: ServerOptions) -> None:
+    """Each one goes around those before it: a browser's preflight has no key, and even a refusal has a request id."""
+    if options.api_key:
+        app.add_middleware(KeyGuard, digests=options.api_key)
+    if options.cors_origin:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=options.cors_origin,
+            allow_methods=("GET", "POST"),
+            allow_headers=("*",),
+            expose_headers=("x-request-id", "retry-after"),
+        )
+    app.add_middleware(Edge)
 
 
 def _add_routes(app: FastAPI, handlers: Handlers) -> None:

@@ -95,6 +95,8 @@ def make_server(
         access_log=options.access_log,
         server_header=False,
         proxy_headers=False,
+        ssl_certfile=options.ssl_certfile,
+        ssl_keyfile=options.ssl_keyfile,
         backlog=BACKLOG,
         timeout_keep_alive=options.keep_alive_timeout,  # type: ignore[arg-type]
         timeout_graceful_shutdown=FLUSH_TIMEOUT,
@@ -117,7 +119,7 @@ async def serve(
     """
     server = make_server(client, text, options, metrics)
     if on_ready is not None:
-        server.on_started = partial(on_ready, address(listener))
+        server.on_started = partial(on_ready, address(listener, tls=options.ssl_certfile is not None))
     try:
         await server.serve(sockets=[listener])
     finally:
