@@ -8,15 +8,16 @@ import socket
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 
 from yeoul.engine.client import EngineInfo, EngineStats
 from yeoul.errors import ContextLengthError, RequestError, ShuttingDownError
 from yeoul.server.app import create_app
-from yeoul.server.listen import bind
+from yeoul.server.listen import address, bind
 from yeoul.server.options import ServerOptions
+from yeoul.server.replies.reader import PLAIN
 from yeoul.server.run import loop_factory, make_server
 from yeoul.server.text_service import TextService
 from yeoul.types import FinishReason, Request, TokenLogprob, TokenOutput
@@ -39,9 +40,6 @@ class ByteTokenizer:
         self.num_encoded += 1
         return ([BOS] if self.bos and add_special else []) + list(text.encode())
 
-    def encode_chat(self, rendered: str) -> list[int]:
-        return self.encode(rendered, add_special=False)
-
     def token_bytes(self, token_id: int) -> bytes:
         return bytes([token_id]) if token_id < 256 else b""
 
@@ -49,14 +47,32 @@ class ByteTokenizer:
         return bytes([token_id]).decode("utf-8", "replace") if token_id < 256 else f"<{token_id}>"
 
 
-class ToyTemplate:
-    """`role:content|`, then `assistant:`. Refuses the content `refuse me`, as a template's raise_exception does."""
+class ToyPrompt(NamedTuple):
+    """What ToyChat makes."""
 
-    def render(self, messages: list[dict[str, Any]], *, add_generation_prompt: bool = True) -> str:
+    text: str
+    token_ids: list[int]
+
+
+class ToyChat:
+    """`role:content|`, then `assistant:`. Refuses the content `refuse me`, as a template's raise_exception does.
+
+    What else it was given is in `seen`.
+    """
+
+    def __init__(self, tokenizer: ByteTokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.seen: dict[str, Any] = {}
+
+    def encode(self, messages: list[dict[str, Any]], *, add_generation_prompt: bool, **options: Any) -> ToyPrompt:
         if any(message["content"] == "refuse me" for message in messages):
             raise RequestError("the chat template refused the messages: roles must alternate", param="messages")
+        self.seen = {"messages": messages, **options}
         text = "".join(f"{message['role']}:{message['content']}|" for message in messages)
-        return text + ("assistant:" if add_generation_prompt else "")
+        if options["continue_final_message"]:
+            text = text.removesuffix("|")
+        text += "assistant:" if add_generation_prompt else ""
+        return ToyPrompt(text, self.tokenizer.encode(text, add_special=False))
 
 
 class Step:
@@ -224,11 +240,13 @@ class Kit:
         self, script: Script = default_script, *, bos: bool = True, template: bool = True, **options: Any
     ) -> None:
         max_model_len = options.pop("max_model_len", 4096)
+        formats = options.pop("formats", PLAIN)
         self.client = ScriptedClient(script, max_model_len=max_model_len)
         self.tokenizer = ByteTokenizer(bos=bos)
-        self.text = TextService(self.tokenizer, ToyTemplate() if template else None, max_model_len=max_model_len)
+        self.chat_encoder = ToyChat(self.tokenizer)
+        self.text = TextService(self.tokenizer, self.chat_encoder if template else None, max_model_len=max_model_len)
         self.options = ServerOptions(**{"port": 0, **options})
-        self.app = create_app(self.client, self.text, self.options)
+        self.app = create_app(self.client, self.text, self.options, formats=formats)
 
     def request(self, method: str, path: str, **arguments: Any) -> httpx.Response:
         return asyncio.run(self._request(method, path, **arguments))
@@ -304,3 +322,30 @@ def http_post(path: str, body: dict[str, Any]) -> bytes:
     content = json.dumps(body).encode()
     head = f"POST {path} HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\ncontent-length: {len(content)}"
     return head.encode() + b"\r\n\r\n" + content
+
+
+@contextmanager
+def engine_server(model: str, **config: Any):
+    """A server over a real engine, in this process; yields its URL. `config`: of the engine, and `options` of the
+    server."""
+    from yeoul.cli.serve import server_parts
+    from yeoul.config import EngineConfig
+
+    options = ServerOptions(port=0, **config.pop("options", {}))
+    parts = server_parts(EngineConfig(model=model, **config), options)
+    listener = bind(options)
+    server = make_server(parts.client, parts.text, options, parts.metrics, parts.formats)
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        started = threading.Event()
+        server.on_started = started.set
+        thread = threading.Thread(target=runner.run, args=(server.serve(sockets=[listener]),))
+        thread.start()
+        assert started.wait(10)
+        try:
+            yield address(listener)
+        finally:
+            server.stop()
+            thread.join(15)
+            asyncio.run(parts.client.close())
+            parts.text.close()
+            assert not thread.is_alive()

@@ -19,6 +19,7 @@ from yeoul.cli.failures import UsageError
 from yeoul.config import EXECUTORS, ISAS, KV_DTYPES, EngineConfig
 from yeoul.errors import YeoulError
 from yeoul.server.options import ServerOptions
+from yeoul.server.replies.reader import REASONING_PARSERS, TOOL_CALL_PARSERS
 from yeoul.types import MAX_STOP_STRINGS, SamplingParams
 
 Command = Callable[..., None]
@@ -145,6 +146,20 @@ SERVER = Group(
         ),
         Flag("ssl_certfile", str, "Serve HTTPS with this certificate chain (PEM).", False, "FILE"),
         Flag("ssl_keyfile", str, "Its private key.", False, "FILE"),
+        Flag(
+            "tool_call_parser",
+            str,
+            "How the model writes tool calls.",
+            "by its chat template",
+            f"[{'|'.join(TOOL_CALL_PARSERS)}]",
+        ),
+        Flag(
+            "reasoning_parser",
+            str,
+            "How the model writes its reasoning.",
+            "by its chat template",
+            f"[{'|'.join(REASONING_PARSERS)}]",
+        ),
         Flag("shutdown_timeout", float, "Seconds that running requests may take after the first SIGTERM or Ctrl-C."),
         Flag("access_log", bool, "Log every HTTP request."),
         Flag("metrics_prefix", str, "First part of the names in /metrics; `vllm` fits existing dashboards."),

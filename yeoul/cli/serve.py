@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import socket
 import sys
+from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,6 +15,12 @@ from yeoul.cli.failures import UsageError
 from yeoul.cli.options import ENGINE, SERVER, LogLevel, ModelArgument, build, takes
 from yeoul.config import EngineConfig, api_keys
 from yeoul.server.options import ServerOptions
+
+if TYPE_CHECKING:
+    from yeoul.engine.inproc import InprocClient
+    from yeoul.obs.metrics import Metrics
+    from yeoul.server.replies.reader import ReplyFormats
+    from yeoul.server.text_service import TextService
 
 
 @takes(SERVER, ENGINE)
@@ -46,22 +53,48 @@ def serve(
     raise typer.Exit(code)
 
 
-def _serve(config: EngineConfig, options: ServerOptions, listener: socket.socket) -> int:
+@dataclass(frozen=True)
+class ServerParts:
+    """What a server runs over."""
+
+    client: InprocClient
+    text: TextService
+    metrics: Metrics
+    formats: ReplyFormats
+    chats: bool
+    """Whether the model has a chat template."""
+
+
+def server_parts(config: EngineConfig, options: ServerOptions) -> ServerParts:
+    """Load the model and start its engine. The caller closes `client` and `text`, or lets server.run do it."""
     from yeoul.engine.build import build_engine
     from yeoul.engine.inproc import InprocClient
     from yeoul.obs.metrics import Metrics
-    from yeoul.server.run import run
+    from yeoul.server.replies.reader import formats_of
     from yeoul.server.text_service import TextService
+    from yeoul.text.chat import ChatEncoder
     from yeoul.text.template import load_template
 
     engine = build_engine(config)
     info = engine.info
     template = load_template(engine.metadata)
-    text = TextService(engine.tokenizer, template, max_model_len=info.max_model_len)
+    chat = None if template is None else ChatEncoder(engine.tokenizer, template)
     metrics = Metrics(info.model_name, prefix=options.metrics_prefix, max_model_len=info.max_model_len)
-    client = InprocClient(engine, metrics)
-    greet = partial(_greet, model=info.model_name, chats=template is not None, locked=bool(options.api_key))
-    return run(listener, client, text, options, metrics, on_ready=greet)
+    formats = formats_of(
+        None if template is None else template.source,
+        tool_call_parser=options.tool_call_parser,
+        reasoning_parser=options.reasoning_parser,
+    )
+    text = TextService(engine.tokenizer, chat, max_model_len=info.max_model_len)
+    return ServerParts(InprocClient(engine, metrics), text, metrics, formats, chats=chat is not None)
+
+
+def _serve(config: EngineConfig, options: ServerOptions, listener: socket.socket) -> int:
+    from yeoul.server.run import run
+
+    parts = server_parts(config, options)
+    greet = partial(_greet, model=parts.client.info.model_name, chats=parts.chats, locked=bool(options.api_key))
+    return run(listener, parts.client, parts.text, options, parts.metrics, parts.formats, on_ready=greet)
 
 
 def _digests(keys: list[str]) -> list[bytes]:

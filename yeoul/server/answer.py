@@ -12,8 +12,10 @@ from typing import Any
 import orjson
 
 from yeoul.server.generation import Choice
+from yeoul.server.replies.reader import ReplyReader
 from yeoul.server.wire.call import Call, Usage
 from yeoul.server.wire.chat import chat_body, chat_choice, chat_delta, chat_role_delta
+from yeoul.server.wire.chat_reply import ChatReply, part_chunks
 from yeoul.server.wire.completions import completion_body, completion_choice
 from yeoul.server.wire.logprobs import CompletionLogprobs, TokenTable, chat_logprobs
 from yeoul.types import FinishReason, TokenLogprob
@@ -65,6 +67,8 @@ class _ChoiceState:
     """One choice of the answer while it grows."""
 
     logprobs: LogprobsToJson | None
+    reply: ChatReply | None = None
+    """Where the text may hold more than content."""
     opened: bool = False
     text: list[str] = field(default_factory=list)
     entries: list[TokenLogprob] = field(default_factory=list)
@@ -74,51 +78,69 @@ class _ChoiceState:
 class Answer:
     """One call's answer. Use `add` and `body`, or `chunk` and `tail`, not both.
 
-    `answer_id`: unique, without prefix. `created`: seconds since 1970.
+    `answer_id`: unique, without prefix. `created`: seconds since 1970. `make_reader`: for a chat whose replies may hold
+    reasoning or tool calls.
     """
 
     def __init__(
-        self, shape: Shape, call: Call, *, answer_id: str, created: int, num_choices: int, tokens: TokenTable
+        self,
+        shape: Shape,
+        call: Call,
+        *,
+        answer_id: str,
+        created: int,
+        num_choices: int,
+        tokens: TokenTable,
+        make_reader: Callable[[], ReplyReader | None] = lambda: None,
     ) -> None:
         self._shape = shape
         self._include_usage = call.include_usage
         self._head = {"id": f"{shape.id_prefix}-{answer_id}", "object": "", "created": created, "model": call.model}
         wanted = call.params.logprobs is not None
-        self._choices = [_ChoiceState(logprobs=shape.logprobs(tokens) if wanted else None) for _ in range(num_choices)]
+        self._choices = [
+            _ChoiceState(shape.logprobs(tokens) if wanted else None, _reply(make_reader())) for _ in range(num_choices)
+        ]
 
     def add(self, choice: Choice) -> None:
         """Append one output."""
         state = self._choices[choice.index]
         state.text.append(choice.output.text)
+        if state.reply is not None:
+            state.reply.take(choice.output.text, choice.output.finish_reason)
         state.entries.extend(choice.output.logprobs)
         state.finish_reason = choice.output.finish_reason
 
     def body(self, usage: Usage) -> dict[str, Any]:
         """The whole answer as JSON."""
-        choices = [
-            self._shape.choice(
-                index,
-                "".join(state.text),
-                state.logprobs(state.entries) if state.logprobs is not None else None,
-                state.finish_reason,
-            )
-            for index, state in enumerate(self._choices)
-        ]
+        choices = [self._choice(index, state) for index, state in enumerate(self._choices)]
         return self._shape.body(self._head, choices, usage.to_json())
+
+    def _choice(self, index: int, state: _ChoiceState) -> dict[str, Any]:
+        logprobs = state.logprobs(state.entries) if state.logprobs is not None else None
+        choice = self._shape.choice(index, "".join(state.text), logprobs, state.finish_reason)
+        return choice if state.reply is None else state.reply.amend(choice, state.finish_reason)
 
     def chunk(self, choice: Choice) -> bytes:
         """The server-sent events of one output; empty while its text is held back."""
-        state, output = self._choices[choice.index], choice.output
+        state = self._choices[choice.index]
         events = b""
         if not state.opened:
             state.opened = True
             if self._shape.opening is not None:
                 events = self._event(self._shape.opening(choice.index))
+        return events + b"".join(map(self._event, self._deltas(state, choice)))
+
+    def _deltas(self, state: _ChoiceState, choice: Choice) -> list[dict[str, Any]]:
+        """The choices of an output's chunks."""
+        output = choice.output
         wants_logprobs = state.logprobs is not None and bool(output.logprobs)
+        logprobs = state.logprobs(output.logprobs) if state.logprobs is not None and wants_logprobs else None
+        if state.reply is not None:
+            deltas = state.reply.take(output.text, output.finish_reason)
+            return part_chunks(choice.index, deltas, logprobs, state.reply.finish_reason(output.finish_reason))
         if output.text or wants_logprobs or output.finish_reason is not None:
-            logprobs = state.logprobs(output.logprobs) if state.logprobs is not None and wants_logprobs else None
-            events += self._event(self._shape.delta(choice.index, output.text, logprobs, output.finish_reason))
-        return events
+            return [self._shape.delta(choice.index, output.text, logprobs, output.finish_reason)]
+        return []
 
     def tail(self, usage: Usage) -> bytes:
         """What ends a stream: the usage chunk, if it was asked for, and [DONE]."""
@@ -132,6 +154,10 @@ class Answer:
         if self._include_usage:
             chunk["usage"] = None
         return event(chunk)
+
+
+def _reply(reader: ReplyReader | None) -> ChatReply | None:
+    return None if reader is None else ChatReply(reader)
 
 
 def event(data: dict[str, Any]) -> bytes:

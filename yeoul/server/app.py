@@ -24,6 +24,7 @@ from yeoul.server.errors import describe, dump, error_object, retry_after
 from yeoul.server.handlers import Handlers
 from yeoul.server.openapi import CHAT_EXTRA, COMPLETION_EXTRA, DESCRIPTION, ERROR_RESPONSES
 from yeoul.server.options import ServerOptions
+from yeoul.server.replies.reader import PLAIN, ReplyFormats
 from yeoul.server.text_service import TextService
 from yeoul.server.wire.parse import show
 
@@ -33,17 +34,21 @@ log = logging.getLogger("yeoul.server")
 
 
 def create_app(
-    client: EngineClient, text: TextService, options: ServerOptions, metrics: Metrics | None = None
+    client: EngineClient,
+    text: TextService,
+    options: ServerOptions,
+    metrics: Metrics | None = None,
+    formats: ReplyFormats = PLAIN,
 ) -> FastAPI:
     """The ASGI application over an engine client. `app.state.handlers.draining = True` refuses new work.
 
     `metrics` is the client's RequestObserver, so that histograms are fed; without it /metrics has gauges and counters
-    only (histograms stay empty).
+    only (histograms stay empty). `formats`: what the model writes beside content.
     """
     if metrics is None:
         metrics = Metrics(client.info.model_name, prefix=options.metrics_prefix)
     metrics.watch(client.stats)
-    handlers = Handlers(client, text, options, metrics)
+    handlers = Handlers(client, text, options, metrics, formats)
     app = FastAPI(
         title="Yeoul",
         description=DESCRIPTION,

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Callable
 from contextlib import aclosing
 from importlib.metadata import version
 from typing import Any
@@ -14,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from yeoul.engine.client import EngineClient
-from yeoul.errors import EngineDeadError, ShuttingDownError
+from yeoul.errors import EngineDeadError, RequestError, ShuttingDownError
 from yeoul.obs.metrics import CONTENT_TYPE, Metrics
 from yeoul.server.answer import CHAT, COMPLETION, Answer, Shape
 from yeoul.server.body import read_body
@@ -23,10 +24,11 @@ from yeoul.server.edge import request_id_of
 from yeoul.server.errors import dump
 from yeoul.server.generation import Generation, unless_disconnected
 from yeoul.server.options import ServerOptions
+from yeoul.server.replies.reader import ReplyFormats, ReplyReader
 from yeoul.server.stream import EventStream
 from yeoul.server.text_service import TextService
 from yeoul.server.wire.call import Call, model_not_served
-from yeoul.server.wire.chat import parse_chat
+from yeoul.server.wire.chat import ChatCall, parse_chat
 from yeoul.server.wire.completions import parse_completion
 from yeoul.server.wire.parse import parse_object
 from yeoul.types import Request as EngineRequest
@@ -35,11 +37,19 @@ from yeoul.types import Request as EngineRequest
 class Handlers:
     """The routes' functions over one engine client. `draining` is set once, when the server starts to shut down."""
 
-    def __init__(self, client: EngineClient, text: TextService, options: ServerOptions, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        client: EngineClient,
+        text: TextService,
+        options: ServerOptions,
+        metrics: Metrics,
+        formats: ReplyFormats,
+    ) -> None:
         self._client = client
         self._text = text
         self._options = options
         self._metrics = metrics
+        self._formats = formats
         self._served = options.served_model_names or (client.info.model_name,)
         self._started_at = int(time.time())
         self.software_version = version("yeoul")
@@ -76,8 +86,20 @@ class Handlers:
         self._refuse_new_work()
         members = parse_object(await read_body(request, self._options.max_body_bytes))
         call = parse_chat(members, served=self._served, max_messages=self._options.max_messages)
-        prompt = await self._text.encode_chat(call.messages)
-        return await self._answer(request, call, CHAT, [prompt])
+        self._check_tools(call)
+        prompt = await self._text.encode_chat(
+            call.messages,
+            add_generation_prompt=call.add_generation_prompt,
+            continue_final_message=call.continue_final_message,
+            tools=call.tool_use.tools or None,
+            variables=call.template_kwargs,
+        )
+
+        def make_reader() -> ReplyReader | None:
+            use = call.tool_use
+            return self._formats.reader(with_tools=bool(use.tools), one_call=use.one_call, prompt=prompt.text)
+
+        return await self._answer(request, call, CHAT, [prompt.token_ids], make_reader)
 
     async def health(self, request: Request) -> Response:
         """200 while the engine's loop moves, 503 when it is gone or stuck."""
@@ -102,7 +124,24 @@ class Handlers:
         """The API for readers, from /openapi.json; needs nothing from other hosts."""
         return HTMLResponse(DOCS_PAGE)
 
-    async def _answer(self, request: Request, call: Call, shape: Shape, prompts: list[list[int]]) -> Response:
+    def _check_tools(self, call: ChatCall) -> None:
+        """Tools that the model would not see, or whose calls nobody would recognize, must not be accepted."""
+        if call.tool_use.tools and not (self._formats.shows_tools and self._formats.tools):
+            what = "does not write calls in a known format" if self._formats.shows_tools else "takes no tools"
+            raise RequestError(
+                f"this model's chat template {what}",
+                hint="serve a model that was trained to use tools, or name its format with --tool-call-parser",
+                param="tools",
+            )
+
+    async def _answer(
+        self,
+        request: Request,
+        call: Call,
+        shape: Shape,
+        prompts: list[list[int]],
+        make_reader: Callable[[], ReplyReader | None] = lambda: None,
+    ) -> Response:
         request_id = request_id_of(request.scope)
         generation = Generation(self._client, [self._engine_request(request_id, call, ids) for ids in prompts])
         answer = Answer(
@@ -112,6 +151,7 @@ class Handlers:
             created=int(time.time()),
             num_choices=generation.num_choices,
             tokens=self._text,
+            make_reader=make_reader,
         )
         if call.stream:
             return EventStream(generation, answer, request_id)

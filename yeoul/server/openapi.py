@@ -7,7 +7,8 @@ from __future__ import annotations
 from typing import Any
 
 from yeoul.server.wire.call import IGNORED
-from yeoul.server.wire.chat import ROLES
+from yeoul.server.wire.messages import ROLES
+from yeoul.server.wire.tools import CHOICES, MAX_TOOLS, NAME
 from yeoul.types import MAX_LOGPROBS, MAX_SEQUENCES_PER_REQUEST, MAX_STOP_STRINGS
 
 DESCRIPTION = (
@@ -31,8 +32,8 @@ def _number(low: float, high: float, default: float, text: str) -> Schema:
     return {"type": "number", "minimum": low, "maximum": high, "default": default, "description": text}
 
 
-def _boolean(text: str) -> Schema:
-    return {"type": "boolean", "default": False, "description": text}
+def _boolean(text: str, *, default: bool = False) -> Schema:
+    return {"type": "boolean", "default": default, "description": text}
 
 
 _STOP: Schema = {
@@ -79,17 +80,63 @@ _PART: Schema = {
     "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
     "required": ["type", "text"],
 }
+_CALL: Schema = {
+    "type": "object",
+    "properties": {
+        "id": {"type": "string"},
+        "type": {"const": "function"},
+        "function": {
+            "type": "object",
+            "properties": {"name": {"type": "string"}, "arguments": _string("The text of a JSON object.")},
+            "required": ["name"],
+        },
+    },
+    "required": ["id", "function"],
+}
 _MESSAGE: Schema = {
     "type": "object",
     "properties": {
         "role": {"type": "string", "enum": list(ROLES)},
         "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART, "minItems": 1}]},
         "name": {"type": "string"},
+        "reasoning_content": _string("Of the assistant: given to the chat template."),
+        "tool_calls": {"type": "array", "items": _CALL, "description": "Of the assistant."},
+        "tool_call_id": _string("Of a tool: which call this is the result of."),
     },
-    "required": ["role", "content"],
+    "required": ["role"],
+}
+_TOOL: Schema = {
+    "type": "object",
+    "properties": {
+        "type": {"const": "function"},
+        "function": {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string", "pattern": f"^{NAME.pattern}$"},
+                "description": {"type": "string"},
+                "parameters": {"type": "object"},
+            },
+            "required": ["name"],
+        },
+    },
+    "required": ["type", "function"],
 }
 CHAT_PROPERTIES: dict[str, Schema] = {
     "messages": {"type": "array", "items": _MESSAGE, "minItems": 1, "description": "The conversation so far."},
+    "tools": {
+        "type": "array",
+        "items": _TOOL,
+        "maxItems": MAX_TOOLS,
+        "description": "Functions that the reply may call, where the model's chat template takes tools.",
+    },
+    "tool_choice": {"type": "string", "enum": list(CHOICES), "description": "none: the model does not see the tools."},
+    "parallel_tool_calls": _boolean("false: calls after the first are dropped.", default=True),
+    "add_generation_prompt": _boolean("Begin a reply of the assistant.", default=True),
+    "continue_final_message": _boolean("Go on with the last message instead, which is the assistant's."),
+    "chat_template_kwargs": {
+        "type": "object",
+        "description": "Variables for the chat template: strings, numbers, booleans or lists of them.",
+    },
     "max_completion_tokens": _integer(1, 2**31 - 1, "Default: the rest of the context."),
     "max_tokens": _integer(1, 2**31 - 1, "The older name of max_completion_tokens."),
     "logprobs": _boolean("Log-probabilities of the chosen tokens."),

@@ -8,6 +8,7 @@ import re
 import msgspec
 
 from yeoul.errors import ConfigError
+from yeoul.server.replies.reader import REASONING_PARSERS, TOOL_CALL_PARSERS
 
 DIGEST_BYTES = 32
 ORIGIN = re.compile(r"\*|https?://[A-Za-z0-9.\-\[\]:]+")
@@ -36,6 +37,10 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Its private key, unless the chain's file holds it."""
     served_model_names: tuple[str, ...] = ()
     """Names a request may use for the model; the first one labels metrics. Empty: the engine's own model name."""
+    tool_call_parser: str = "auto"
+    """How the model writes tool calls; `auto`: by its chat template."""
+    reasoning_parser: str = "auto"
+    """`think`: reasoning stands in <think> tags; `auto`: where the chat template has them."""
     metrics_prefix: str = "yeoul"
     access_log: bool = False
     shutdown_timeout: float = 30.0
@@ -66,6 +71,8 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             _check_range(name, getattr(self, name), 1, 1 << 30)
         for name in ("max_prompts", "max_sequences", "max_messages"):
             _check_range(name, getattr(self, name), 1, 1 << 20)
+        _check_choice("tool_call_parser", self.tool_call_parser, TOOL_CALL_PARSERS)
+        _check_choice("reasoning_parser", self.reasoning_parser, REASONING_PARSERS)
         if not METRICS_PREFIX.fullmatch(self.metrics_prefix):
             raise ConfigError(
                 f"metrics_prefix {self.metrics_prefix!r} must be letters, digits and _", param="metrics_prefix"
@@ -107,3 +114,8 @@ def is_loopback(host: str) -> bool:
 def _check_range(name: str, value: float, low: float, high: float) -> None:
     if isinstance(value, bool) or not low <= value <= high:
         raise ConfigError(f"{name} must be between {low:g} and {high:g}, got {value!r}", param=name)
+
+
+def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ConfigError(f"{name} must be one of {', '.join(allowed)}, got {value!r}", param=name)

@@ -5,7 +5,7 @@ that are too long to be worth tokenizing; must not know HTTP, JSON or the engine
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
@@ -30,10 +30,6 @@ class Tokenizer(Protocol):
         """Token ids of a text."""
         ...
 
-    def encode_chat(self, rendered: str) -> list[int]:
-        """Token ids of a rendered conversation."""
-        ...
-
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of one token."""
         ...
@@ -43,23 +39,45 @@ class Tokenizer(Protocol):
         ...
 
 
-class ChatTemplate(Protocol):
-    """What the server needs of yeoul.text.template."""
+class ChatPrompt(Protocol):
+    """A conversation as text and as token ids."""
 
-    def render(self, messages: list[dict[str, Any]], *, add_generation_prompt: bool = True) -> str:
-        """The conversation as one text. Raises RequestError where the template refuses it."""
+    @property
+    def text(self) -> str:
+        """As the template wrote it."""
+        ...
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Ready to be continued."""
+        ...
+
+
+class ChatEncoder(Protocol):
+    """What the server needs of yeoul.text.chat."""
+
+    def encode(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> ChatPrompt:
+        """Render and tokenize. Raises RequestError where the template refuses the messages."""
         ...
 
 
 class TextService:
     """Turns prompts and conversations into token ids in a small pool of threads.
 
-    `template` is None where the model has none: then every chat is refused.
+    `chat` is None where the model has no chat template: then every chat is refused.
     """
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None, *, max_model_len: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, chat: ChatEncoder | None, *, max_model_len: int) -> None:
         self._tokenizer = tokenizer
-        self._template = template
+        self._chat = chat
         self._max_model_len = max_model_len
         self._max_characters = max_model_len * CHARACTERS_PER_TOKEN
         self._end_ids = frozenset(tokenizer.end_ids)
@@ -73,21 +91,23 @@ class TextService:
         self._check_length(len(prompt))
         return await self._run(lambda: self._tokenizer.encode(prompt))
 
-    async def encode_chat(self, messages: list[dict[str, Any]]) -> list[int]:
-        """Token ids of a conversation, ready for the assistant's turn.
+    async def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> ChatPrompt:
+        """A conversation, ready to be continued. `options`: those of ChatEncoder.encode.
 
         Raises RequestError where the model has no template or the template refuses the messages, ContextLengthError
         for a text that cannot fit.
         """
-        template = self._template
-        if template is None:
+        chat = self._chat
+        if chat is None:
             raise RequestError(
                 "this model has no chat template, so it cannot chat",
                 hint="use /v1/completions, or serve a model that has a template",
                 param="messages",
             )
         self._check_length(sum(len(message["content"]) for message in messages))
-        return await self._run(lambda: self._encode_chat(template, messages))
+        prompt = await self._run(lambda: chat.encode(messages, **options))
+        self._check_length(len(prompt.text))
+        return prompt
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes a token adds to the output's text: none for a token that ends a reply."""
@@ -100,11 +120,6 @@ class TextService:
     def close(self) -> None:
         """Stop the threads; work that waits is dropped. Idempotent."""
         self._pool.shutdown(wait=False, cancel_futures=True)
-
-    def _encode_chat(self, template: ChatTemplate, messages: Iterable[dict[str, Any]]) -> list[int]:
-        rendered = template.render(list(messages), add_generation_prompt=True)
-        self._check_length(len(rendered))
-        return self._tokenizer.encode_chat(rendered)
 
     def _check_length(self, num_characters: int) -> None:
         if num_characters > self._max_characters:
