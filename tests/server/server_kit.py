@@ -6,7 +6,7 @@ import asyncio
 import json
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -31,6 +31,7 @@ class ByteTokenizer:
 
     vocab_size = VOCAB_SIZE
     end_ids = frozenset({EOS})
+    bos_id, eos_id, adds_bos = BOS, EOS, True
 
     def __init__(self, *, bos: bool = True) -> None:
         self.bos = bos
@@ -39,6 +40,10 @@ class ByteTokenizer:
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
         self.num_encoded += 1
         return ([BOS] if self.bos and add_special else []) + list(text.encode())
+
+    def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
+        parts = [bytes([i]) if i < 256 else self.token_text(i).encode() for i in ids]
+        return b"".join(parts).decode("utf-8", "replace")
 
     def token_bytes(self, token_id: int) -> bytes:
         return bytes([token_id]) if token_id < 256 else b""
@@ -60,16 +65,20 @@ class ToyChat:
     What else it was given is in `seen`.
     """
 
+    source = "toy"
+
     def __init__(self, tokenizer: ByteTokenizer) -> None:
         self.tokenizer = tokenizer
         self.seen: dict[str, Any] = {}
 
-    def encode(self, messages: list[dict[str, Any]], *, add_generation_prompt: bool, **options: Any) -> ToyPrompt:
+    def encode(
+        self, messages: list[dict[str, Any]], *, add_generation_prompt: bool = True, **options: Any
+    ) -> ToyPrompt:
         if any(message["content"] == "refuse me" for message in messages):
             raise RequestError("the chat template refused the messages: roles must alternate", param="messages")
         self.seen = {"messages": messages, **options}
         text = "".join(f"{message['role']}:{message['content']}|" for message in messages)
-        if options["continue_final_message"]:
+        if options.get("continue_final_message"):
             text = text.removesuffix("|")
         text += "assistant:" if add_generation_prompt else ""
         return ToyPrompt(text, self.tokenizer.encode(text, add_special=False))

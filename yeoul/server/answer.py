@@ -149,6 +149,10 @@ class Answer:
         chunk = {**self._head, "object": self._shape.chunk_object, "choices": [], "usage": usage.to_json()}
         return event(chunk) + DONE
 
+    def failure(self, body: dict[str, Any]) -> bytes:
+        """What ends a stream after an error. `body`: OpenAI's error object."""
+        return event(body)
+
     def _event(self, choice: dict[str, Any]) -> bytes:
         chunk = {**self._head, "object": self._shape.chunk_object, "choices": [choice]}
         if self._include_usage:

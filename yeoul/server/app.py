@@ -22,7 +22,15 @@ from yeoul.server.auth import KeyGuard
 from yeoul.server.edge import Edge, request_id_of
 from yeoul.server.errors import describe, dump, error_object, retry_after
 from yeoul.server.handlers import Handlers
-from yeoul.server.openapi import CHAT_EXTRA, COMPLETION_EXTRA, DESCRIPTION, ERROR_RESPONSES
+from yeoul.server.openapi import (
+    CHAT_EXTRA,
+    COMPLETION_EXTRA,
+    DESCRIPTION,
+    DETOKENIZE_EXTRA,
+    ERROR_RESPONSES,
+    RESPONSES_EXTRA,
+    TOKENIZE_EXTRA,
+)
 from yeoul.server.options import ServerOptions
 from yeoul.server.replies.reader import PLAIN, ReplyFormats
 from yeoul.server.text_service import TextService
@@ -85,6 +93,10 @@ def _add_routes(app: FastAPI, handlers: Handlers) -> None:
     _get(app, "/v1/models/{model:path}", handlers.model)
     _post(app, "/v1/completions", handlers.completions, COMPLETION_EXTRA)
     _post(app, "/v1/chat/completions", handlers.chat, CHAT_EXTRA)
+    _post(app, "/v1/responses", handlers.responses, RESPONSES_EXTRA)
+    _post(app, "/tokenize", handlers.tokenize, TOKENIZE_EXTRA)
+    _post(app, "/detokenize", handlers.detokenize, DETOKENIZE_EXTRA)
+    _get(app, "/tokenizer_info", handlers.tokenizer_info)
     _get(app, "/health", handlers.health)
     _get(app, "/ready", handlers.ready)
     _get(app, "/version", handlers.version)

@@ -25,12 +25,15 @@ from yeoul.server.errors import dump
 from yeoul.server.generation import Generation, unless_disconnected
 from yeoul.server.options import ServerOptions
 from yeoul.server.replies.reader import ReplyFormats, ReplyReader
+from yeoul.server.response_answer import ResponseAnswer
 from yeoul.server.stream import EventStream
 from yeoul.server.text_service import TextService
 from yeoul.server.wire.call import Call, model_not_served
 from yeoul.server.wire.chat import ChatCall, parse_chat
 from yeoul.server.wire.completions import parse_completion
 from yeoul.server.wire.parse import parse_object
+from yeoul.server.wire.responses import parse_response
+from yeoul.server.wire.tokens import parse_detokenize, parse_tokenize
 from yeoul.types import Request as EngineRequest
 
 
@@ -87,19 +90,46 @@ class Handlers:
         members = parse_object(await read_body(request, self._options.max_body_bytes))
         call = parse_chat(members, served=self._served, max_messages=self._options.max_messages)
         self._check_tools(call)
-        prompt = await self._text.encode_chat(
-            call.messages,
-            add_generation_prompt=call.add_generation_prompt,
-            continue_final_message=call.continue_final_message,
-            tools=call.tool_use.tools or None,
-            variables=call.template_kwargs,
-        )
+        prompt = await self._text.encode_chat(call.messages, **call.template_options())
 
         def make_reader() -> ReplyReader | None:
             use = call.tool_use
             return self._formats.reader(with_tools=bool(use.tools), one_call=use.one_call, prompt=prompt.text)
 
         return await self._answer(request, call, CHAT, [prompt.token_ids], make_reader)
+
+    async def responses(self, request: Request) -> Response:
+        """Answer an input; stateless."""
+        self._refuse_new_work()
+        members = parse_object(await read_body(request, self._options.max_body_bytes))
+        call = parse_response(members, served=self._served, max_messages=self._options.max_messages)
+        prompt = await self._text.encode_chat(call.messages)
+        reader = self._formats.reader(with_tools=False, one_call=False, prompt=prompt.text)
+        generation, answer_id = self._generate(request, call, [prompt.token_ids])
+        answer = ResponseAnswer(call, reader, answer_id=answer_id, created=int(time.time()))
+        return await self._reply(request, call, generation, answer)
+
+    async def tokenize(self, request: Request) -> Response:
+        """Token ids of a text or a conversation."""
+        members = parse_object(await read_body(request, self._options.max_body_bytes))
+        call = parse_tokenize(members, served=self._served, max_messages=self._options.max_messages)
+        if call.prompt is not None:
+            ids = await self._text.encode(call.prompt, add_special=call.add_special)
+        else:
+            ids = (await self._text.encode_chat(call.messages, **call.options)).token_ids
+        texts = [self._text.token_text(token_id) for token_id in ids] if call.with_texts else None
+        length = self._client.info.max_model_len
+        return _json({"count": len(ids), "max_model_len": length, "tokens": ids, "token_strs": texts})
+
+    async def detokenize(self, request: Request) -> Response:
+        """The text of token ids."""
+        members = parse_object(await read_body(request, self._options.max_body_bytes))
+        ids = parse_detokenize(members, served=self._served, vocab_size=self._client.info.vocab_size)
+        return _json({"prompt": await self._text.decode(ids)})
+
+    async def tokenizer_info(self, request: Request) -> Response:
+        """The tokenizer's special tokens and the chat template."""
+        return _json(self._text.describe())
 
     async def health(self, request: Request) -> Response:
         """200 while the engine's loop moves, 503 when it is gone or stuck."""
@@ -142,19 +172,29 @@ class Handlers:
         prompts: list[list[int]],
         make_reader: Callable[[], ReplyReader | None] = lambda: None,
     ) -> Response:
-        request_id = request_id_of(request.scope)
-        generation = Generation(self._client, [self._engine_request(request_id, call, ids) for ids in prompts])
+        generation, answer_id = self._generate(request, call, prompts)
         answer = Answer(
             shape,
             call,
-            answer_id=f"{request_id}-{next(self._numbers)}",
+            answer_id=answer_id,
             created=int(time.time()),
             num_choices=generation.num_choices,
             tokens=self._text,
             make_reader=make_reader,
         )
+        return await self._reply(request, call, generation, answer)
+
+    def _generate(self, request: Request, call: Call, prompts: list[list[int]]) -> tuple[Generation, str]:
+        """(the running requests, the answer's id without prefix)."""
+        request_id = request_id_of(request.scope)
+        generation = Generation(self._client, [self._engine_request(request_id, call, ids) for ids in prompts])
+        return generation, f"{request_id}-{next(self._numbers)}"
+
+    async def _reply(
+        self, request: Request, call: Call, generation: Generation, answer: Answer | ResponseAnswer
+    ) -> Response:
         if call.stream:
-            return EventStream(generation, answer, request_id)
+            return EventStream(generation, answer, request_id_of(request.scope))
         try:
             return await unless_disconnected(request.receive, _collect(generation, answer))
         finally:
@@ -187,7 +227,7 @@ class Handlers:
         }
 
 
-async def _collect(generation: Generation, answer: Answer) -> Response:
+async def _collect(generation: Generation, answer: Answer | ResponseAnswer) -> Response:
     async with aclosing(generation.outputs()) as outputs:
         async for choice in outputs:
             answer.add(choice)

@@ -8,6 +8,7 @@ from typing import Any
 
 from yeoul.server.wire.call import IGNORED
 from yeoul.server.wire.messages import ROLES
+from yeoul.server.wire.responses import ROLES as RESPONSE_ROLES
 from yeoul.server.wire.tools import CHOICES, MAX_TOOLS, NAME
 from yeoul.types import MAX_LOGPROBS, MAX_SEQUENCES_PER_REQUEST, MAX_STOP_STRINGS
 
@@ -166,9 +167,56 @@ ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
 }
 
 
-def _extra(properties: dict[str, Schema], required: str) -> dict[str, Any]:
+_ITEM: Schema = {
+    "type": "object",
+    "properties": {
+        "type": {"type": "string", "enum": ["message", "reasoning"]},
+        "role": {"type": "string", "enum": list(RESPONSE_ROLES)},
+        "content": {
+            "anyOf": [
+                {"type": "string"},
+                {
+                    "type": "array",
+                    "minItems": 1,
+                    "items": {
+                        "type": "object",
+                        "properties": {"type": {"type": "string"}, "text": {"type": "string"}},
+                        "required": ["type", "text"],
+                    },
+                },
+            ]
+        },
+    },
+}
+_SAMPLING = {name: schema for name, schema in _SHARED.items() if name not in ("n", "stream_options")}
+RESPONSES_PROPERTIES: dict[str, Schema] = {
+    "input": {
+        "description": "A text, or messages of user and assistant. Nothing is stored.",
+        "anyOf": [{"type": "string"}, {"type": "array", "items": _ITEM, "minItems": 1}],
+    },
+    "instructions": _string("What the system says before the input."),
+    "max_output_tokens": _integer(1, 2**31 - 1, "Default: the rest of the context."),
+    "metadata": {"type": "object", "description": "Strings that the answer repeats."},
+    **_SAMPLING,
+}
+_CHAT_TOKENS = ("messages", "tools", "tool_choice", "parallel_tool_calls", "add_generation_prompt",
+                "continue_final_message", "chat_template_kwargs")  # fmt: skip
+TOKENIZE_PROPERTIES: dict[str, Schema] = {
+    "model": _SHARED["model"],
+    "prompt": _string("A text; or messages."),
+    "add_special_tokens": _boolean("Begin with BOS where the model wants it; for a text.", default=True),
+    "return_token_strs": _boolean("The tokens' texts too."),
+    **{name: CHAT_PROPERTIES[name] for name in _CHAT_TOKENS},
+}
+DETOKENIZE_PROPERTIES: dict[str, Schema] = {
+    "model": _SHARED["model"],
+    "tokens": {"type": "array", "items": {"type": "integer", "minimum": 0}, "description": "Token ids."},
+}
+
+
+def _extra(properties: dict[str, Schema], required: str | None) -> dict[str, Any]:
     nullable = {name: schema if name == required else _nullable(schema) for name, schema in properties.items()}
-    schema = {"type": "object", "properties": nullable, "required": [required]}
+    schema = {"type": "object", "properties": nullable, "required": [] if required is None else [required]}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
@@ -180,3 +228,6 @@ def _nullable(schema: Schema) -> Schema:
 
 COMPLETION_EXTRA = _extra(COMPLETION_PROPERTIES, "prompt")
 CHAT_EXTRA = _extra(CHAT_PROPERTIES, "messages")
+RESPONSES_EXTRA = _extra(RESPONSES_PROPERTIES, "input")
+TOKENIZE_EXTRA = _extra(TOKENIZE_PROPERTIES, None)
+DETOKENIZE_EXTRA = _extra(DETOKENIZE_PROPERTIES, "tokens")

@@ -5,7 +5,7 @@ that are too long to be worth tokenizing; must not know HTTP, JSON or the engine
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
@@ -21,6 +21,11 @@ T = TypeVar("T")
 class Tokenizer(Protocol):
     """What the server needs of yeoul.text.tokenizer."""
 
+    vocab_size: int
+    bos_id: int | None
+    eos_id: int | None
+    adds_bos: bool
+
     @property
     def end_ids(self) -> Collection[int]:
         """Tokens that end a reply."""
@@ -28,6 +33,10 @@ class Tokenizer(Protocol):
 
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Token ids of a text."""
+        ...
+
+    def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
+        """The text of a whole sequence."""
         ...
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -56,6 +65,11 @@ class ChatPrompt(Protocol):
 class ChatEncoder(Protocol):
     """What the server needs of yeoul.text.chat."""
 
+    @property
+    def source(self) -> str:
+        """The template's own text."""
+        ...
+
     def encode(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -83,13 +97,17 @@ class TextService:
         self._end_ids = frozenset(tokenizer.end_ids)
         self._pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="yeoul-text")
 
-    async def encode(self, prompt: str) -> list[int]:
+    async def encode(self, prompt: str, *, add_special: bool = True) -> list[int]:
         """Token ids of a completions prompt, BOS included where the model wants one.
 
         Raises ContextLengthError for a text that cannot fit.
         """
         self._check_length(len(prompt))
-        return await self._run(lambda: self._tokenizer.encode(prompt))
+        return await self._run(lambda: self._tokenizer.encode(prompt, add_special=add_special))
+
+    async def decode(self, token_ids: list[int]) -> str:
+        """The text of tokens, special ones by name."""
+        return await self._run(lambda: self._tokenizer.decode(token_ids, skip_special=False))
 
     async def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> ChatPrompt:
         """A conversation, ready to be continued. `options`: those of ChatEncoder.encode.
@@ -116,6 +134,25 @@ class TextService:
     def token_text(self, token_id: int) -> str:
         """A token's name for people."""
         return self._tokenizer.token_text(token_id)
+
+    def describe(self) -> dict[str, Any]:
+        """What /tokenizer_info answers."""
+        tokenizer = self._tokenizer
+        names = {
+            f"{name}_token": None if token_id is None else self.token_text(token_id)
+            for name, token_id in (("bos", tokenizer.bos_id), ("eos", tokenizer.eos_id))
+        }
+        return {
+            "tokenizer_class": type(tokenizer).__name__,
+            "vocab_size": tokenizer.vocab_size,
+            "model_max_length": self._max_model_len,
+            "add_bos_token": tokenizer.adds_bos,
+            **names,
+            "bos_token_id": tokenizer.bos_id,
+            "eos_token_id": tokenizer.eos_id,
+            "end_token_ids": sorted(self._end_ids),
+            "chat_template": None if self._chat is None else self._chat.source,
+        }
 
     def close(self) -> None:
         """Stop the threads; work that waits is dropped. Idempotent."""

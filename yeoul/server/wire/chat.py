@@ -44,6 +44,15 @@ class ChatCall(Call, frozen=True, kw_only=True):
     continue_final_message: bool = False
     template_kwargs: dict[str, Any] = msgspec.field(default_factory=dict)
 
+    def template_options(self) -> dict[str, Any]:
+        """The options of TextService.encode_chat."""
+        return {
+            "add_generation_prompt": self.add_generation_prompt,
+            "continue_final_message": self.continue_final_message,
+            "tools": self.tool_use.tools or None,
+            "variables": self.template_kwargs,
+        }
+
 
 def parse_chat(members: dict[str, Any], *, served: tuple[str, ...], max_messages: int) -> ChatCall:
     """Check a chat body. Raises RequestError or ModelNotServedError, naming the field."""
@@ -51,8 +60,8 @@ def parse_chat(members: dict[str, Any], *, served: tuple[str, ...], max_messages
     model = read_model(fields, served)
     messages = read_messages(fields, max_messages)
     tool_use = read_tool_use(fields)
-    continues, adds_prompt = _read_ending(fields, messages)
-    template_kwargs = _read_template_kwargs(fields)
+    continues, adds_prompt = read_ending(fields, messages)
+    template_kwargs = read_template_kwargs(fields)
     params = read_sampling(fields, max_tokens=_read_max_tokens(fields), logprobs=_read_logprobs(fields))
     stream, include_usage = read_stream(fields)
     finish_fields(fields, NEUTRAL)
@@ -112,7 +121,7 @@ def _read_logprobs(fields: Fields) -> int | None:
     return (top or 0) if wanted else None
 
 
-def _read_ending(fields: Fields, messages: list[dict[str, Any]]) -> tuple[bool, bool]:
+def read_ending(fields: Fields, messages: list[dict[str, Any]]) -> tuple[bool, bool]:
     """(continue_final_message, add_generation_prompt): a reply either goes on with the last message or begins one."""
     continues = fields.boolean("continue_final_message")
     adds_prompt = fields.boolean("add_generation_prompt", default=not continues)
@@ -124,7 +133,7 @@ def _read_ending(fields: Fields, messages: list[dict[str, Any]]) -> tuple[bool, 
     return continues, adds_prompt
 
 
-def _read_template_kwargs(fields: Fields) -> dict[str, Any]:
+def read_template_kwargs(fields: Fields) -> dict[str, Any]:
     """Variables for the chat template: strings, numbers, booleans and lists of them, under names of their own."""
     given = fields.take("chat_template_kwargs")
     if given is None:

@@ -64,12 +64,12 @@ def _read_prompts(fields: Fields, vocab_size: int, max_prompts: int) -> list[str
     if not value:
         fields.refuse("prompt", "must not be an empty list")
     if _is_id(value[0]):
-        return [_token_ids("prompt", value, vocab_size)]
+        return [token_ids("prompt", value, vocab_size)]
     if len(value) > max_prompts:
         fields.refuse("prompt", f"holds {len(value)} prompts; at most {max_prompts} are allowed")
     if isinstance(value[0], str):
         return [_text(index, one) for index, one in enumerate(value)]
-    return [_token_ids(f"prompt[{index}]", one, vocab_size) for index, one in enumerate(value)]
+    return [token_ids(f"prompt[{index}]", one, vocab_size) for index, one in enumerate(value)]
 
 
 def _text(index: int, value: object) -> str:
@@ -78,17 +78,18 @@ def _text(index: int, value: object) -> str:
     return value
 
 
-def _token_ids(name: str, value: object, vocab_size: int) -> list[int]:
+def token_ids(name: str, value: object, vocab_size: int, *, param: str = "prompt") -> list[int]:
+    """A list of ids below `vocab_size`, not empty. Raises RequestError, naming `name`, for anything else."""
     if not isinstance(value, list):
-        raise RequestError(f"{name} must be a list of token ids, got {kind(value)}", param="prompt")
+        raise RequestError(f"{name} must be a list of token ids, got {kind(value)}", param=param)
     if not value:
-        raise RequestError(f"{name} must not be empty", param="prompt")
+        raise RequestError(f"{name} must not be empty", param=param)
     for position, token_id in enumerate(value):
         if not _is_id(token_id):
-            raise RequestError(f"{name}[{position}] must be a token id, got {kind(token_id)}", param="prompt")
+            raise RequestError(f"{name}[{position}] must be a token id, got {kind(token_id)}", param=param)
         if not 0 <= token_id < vocab_size:
             raise RequestError(
-                f"{name}[{position}] is token id {show(token_id)}; the model has 0 to {vocab_size - 1}", param="prompt"
+                f"{name}[{position}] is token id {show(token_id)}; the model has 0 to {vocab_size - 1}", param=param
             )
     return value
 

@@ -21,12 +21,15 @@ MESSAGE_NEUTRAL: dict[str, tuple[Any, ...]] = {
 """What an answer's own message holds beside its text, so that a client can send it back unchanged."""
 
 
-def read_messages(fields: Fields, max_messages: int) -> list[dict[str, Any]]:
+def read_messages(fields: Fields, max_messages: int, *, instead: str | None = None) -> list[dict[str, Any]]:
     """`messages`, each as {"role", "content"} and, where it has them, "name", "tool_call_id", "reasoning_content" and
-    "tool_calls", whose arguments are objects. Contents are one string. Raises RequestError, naming the field."""
+    "tool_calls", whose arguments are objects. Contents are one string. `instead`: the field that does as well.
+
+    Raises RequestError, naming the field.
+    """
     value = fields.take("messages")
     if value is None:
-        fields.refuse("messages", "is required")
+        fields.refuse("messages", "is required" if instead is None else f"or {instead} is required")
     if not isinstance(value, list):
         fields.refuse("messages", f"must be an array, got {kind(value)}")
     if not value:
