@@ -27,6 +27,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 LOG_LEVELS = ("debug", "info", "warning", "error")
+LOG_FORMATS = ("text", "json")
 
 ModelArgument = Annotated[str, typer.Argument(help="A name that `yeoul pull` lists, or the path of a .gguf file.")]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line of stdout.")]
@@ -243,5 +244,20 @@ LogLevel = Annotated[
     str,
     typer.Option(
         "--log-level", metavar=f"[{'|'.join(LOG_LEVELS)}]", callback=check_log_level, help="What is logged on stderr."
+    ),
+]
+
+
+def check_log_format(form: str) -> str:
+    """Callback of --log-format."""
+    if form not in LOG_FORMATS:
+        raise typer.BadParameter(f"{form!r} is not one of {', '.join(LOG_FORMATS)}")
+    return form
+
+
+LogFormat = Annotated[
+    str,
+    typer.Option(
+        "--log-format", metavar=f"[{'|'.join(LOG_FORMATS)}]", callback=check_log_format, help="How log lines look."
     ),
 ]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from yeoul.cli.failures import UsageError
-from yeoul.cli.options import ENGINE, SERVER, LogLevel, ModelArgument, build, takes
+from yeoul.cli.options import ENGINE, SERVER, LogFormat, LogLevel, ModelArgument, build, takes
 from yeoul.config import EngineConfig, api_keys
 from yeoul.server.options import ServerOptions
 
@@ -32,6 +32,7 @@ def serve(
         typer.Option(help="Name that requests use for the model; may be given more than once.", show_default="MODEL"),
     ] = None,
     log_level: LogLevel = "info",
+    log_format: LogFormat = "text",
     engine: dict[str, Any],
     server: dict[str, Any],
 ) -> None:
@@ -46,7 +47,7 @@ def serve(
     names = tuple(served_model_name or ())
     options = build(ServerOptions, served_model_names=names, **server)
     config = build(EngineConfig, model=model, served_model_name=names[0] if names else None, **engine)
-    setup_logging(log_level)
+    setup_logging(log_level, form=log_format)
     # First of all, so that a port in use is noticed before a model is loaded.
     with bind(options) as listener:
         code = _serve(config, options, listener)

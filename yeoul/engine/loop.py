@@ -20,6 +20,7 @@ from yeoul.engine.client import EngineInfo, EngineStats
 from yeoul.engine.clock import Clock, Stopwatch
 from yeoul.engine.output import SequenceOutput, TextState, ended
 from yeoul.engine.step_log import MAX_NAMED_WAITING, EventRecord, StepLog, StepRecord
+from yeoul.engine.timeline import follow_plan, follow_step
 from yeoul.errors import CapacityError, EngineDeadError, RequestError, YeoulError
 from yeoul.exec.protocol import Executor
 from yeoul.kv.manager import KVManager
@@ -219,6 +220,7 @@ class Engine:
         now = self.clock.now()
         plan = self._scheduler.schedule(now)
         self.step_log.plan(plan)
+        follow_plan(self._outputs, self._scheduler, now)
         for sequence in self._scheduler.first_scheduled:
             self._event("first_schedule", sequence.request, at=now, index=sequence.index)
             if sequence.index == 0:
@@ -229,7 +231,7 @@ class Engine:
     def _execute(self, plan: StepPlan, watch: Stopwatch) -> StepResult:
         result = self._executor.collect(self._executor.submit(plan))
         self._num_steps += 1
-        watch.lap()
+        follow_step(self._outputs, self._scheduler, plan, watch.lap())
         return result
 
     def _commit(self, plan: StepPlan, result: StepResult, watch: Stopwatch) -> list[Committed]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Tokens
 from typing import Protocol
 
+from yeoul.engine.timeline import Timeline
 from yeoul.sched.scheduler import Committed
 from yeoul.sched.sequence import Sequence
 from yeoul.types import FinishReason, TokenOutput
@@ -33,10 +34,11 @@ class TextState(Protocol):
 class SequenceOutput:
     """One sequence's deliveries. After an output with a finish_reason nothing more may be asked of it."""
 
-    __slots__ = ("_text", "sequence")
+    __slots__ = ("_text", "sequence", "timeline")
 
     def __init__(self, sequence: Sequence, text: TextState) -> None:
         self.sequence = sequence
+        self.timeline = Timeline(sequence.arrived_at)
         self._text = text
 
     def advance(self, gained: Committed) -> TokenOutput:
@@ -58,6 +60,7 @@ class SequenceOutput:
             error=gained.error,
             num_prompt_tokens=self.sequence.num_prompt_tokens,
             num_output_tokens=self.sequence.num_output_tokens,
+            times=None if reason is None else self.timeline.times(self.sequence.num_output_tokens),
         )
 
     def abort(self) -> TokenOutput:

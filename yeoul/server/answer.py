@@ -92,9 +92,11 @@ class Answer:
         num_choices: int,
         tokens: TokenTable,
         make_reader: Callable[[], ReplyReader | None] = lambda: None,
+        with_timings: bool = False,
     ) -> None:
         self._shape = shape
         self._include_usage = call.include_usage
+        self._with_timings = with_timings
         self._head = {"id": f"{shape.id_prefix}-{answer_id}", "object": "", "created": created, "model": call.model}
         wanted = call.params.logprobs is not None
         self._choices = [
@@ -113,7 +115,7 @@ class Answer:
     def body(self, usage: Usage) -> dict[str, Any]:
         """The whole answer as JSON."""
         choices = [self._choice(index, state) for index, state in enumerate(self._choices)]
-        return self._shape.body(self._head, choices, usage.to_json())
+        return self._shape.body(self._head, choices, usage.to_json()) | self._timings(usage)
 
     def _choice(self, index: int, state: _ChoiceState) -> dict[str, Any]:
         logprobs = state.logprobs(state.entries) if state.logprobs is not None else None
@@ -143,11 +145,15 @@ class Answer:
         return []
 
     def tail(self, usage: Usage) -> bytes:
-        """What ends a stream: the usage chunk, if it was asked for, and [DONE]."""
-        if not self._include_usage:
+        """What ends a stream: a chunk of usage and timings, where they were asked for, and [DONE]."""
+        extra = ({"usage": usage.to_json()} if self._include_usage else {}) | self._timings(usage)
+        if not extra:
             return DONE
-        chunk = {**self._head, "object": self._shape.chunk_object, "choices": [], "usage": usage.to_json()}
-        return event(chunk) + DONE
+        return event({**self._head, "object": self._shape.chunk_object, "choices": [], **extra}) + DONE
+
+    def _timings(self, usage: Usage) -> dict[str, Any]:
+        timings = usage.timings() if self._with_timings else None
+        return {} if timings is None else {"timings": timings}
 
     def failure(self, body: dict[str, Any]) -> bytes:
         """What ends a stream after an error. `body`: OpenAI's error object."""

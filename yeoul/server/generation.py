@@ -81,6 +81,7 @@ class Generation:
                 self.usage.completion_tokens += output.num_output_tokens
                 cached[request_index] = max(cached.get(request_index, 0), output.num_cached_tokens)
                 self.usage.cached_tokens = sum(cached.values())
+                self.usage.times = output.times or self.usage.times
             yield choice
 
     async def aclose(self) -> None:

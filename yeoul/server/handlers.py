@@ -36,6 +36,9 @@ from yeoul.server.wire.responses import parse_response
 from yeoul.server.wire.tokens import parse_detokenize, parse_tokenize
 from yeoul.types import Request as EngineRequest
 
+TIMINGS_HEADER = "x-yeoul-timings"
+"""`1`: the answer has a `timings` object."""
+
 
 class Handlers:
     """The routes' functions over one engine client. `draining` is set once, when the server starts to shut down."""
@@ -106,7 +109,9 @@ class Handlers:
         prompt = await self._text.encode_chat(call.messages)
         reader = self._formats.reader(with_tools=False, one_call=False, prompt=prompt.text)
         generation, answer_id = self._generate(request, call, [prompt.token_ids])
-        answer = ResponseAnswer(call, reader, answer_id=answer_id, created=int(time.time()))
+        answer = ResponseAnswer(
+            call, reader, answer_id=answer_id, created=int(time.time()), with_timings=_wants_timings(request)
+        )
         return await self._reply(request, call, generation, answer)
 
     async def tokenize(self, request: Request) -> Response:
@@ -181,6 +186,7 @@ class Handlers:
             num_choices=generation.num_choices,
             tokens=self._text,
             make_reader=make_reader,
+            with_timings=_wants_timings(request),
         )
         return await self._reply(request, call, generation, answer)
 
@@ -225,6 +231,10 @@ class Handlers:
             "owned_by": "yeoul",
             "max_model_len": info.max_model_len,
         }
+
+
+def _wants_timings(request: Request) -> bool:
+    return request.headers.get(TIMINGS_HEADER) == "1"
 
 
 async def _collect(generation: Generation, answer: Answer | ResponseAnswer) -> Response:

@@ -52,11 +52,20 @@ class _Item:
 class ResponseAnswer:
     """One call's answer. Use `add` and `body`, or `chunk` and `tail` (and `failure`), not both."""
 
-    def __init__(self, call: ResponseCall, reader: ReplyReader | None, *, answer_id: str, created: int) -> None:
+    def __init__(
+        self,
+        call: ResponseCall,
+        reader: ReplyReader | None,
+        *,
+        answer_id: str,
+        created: int,
+        with_timings: bool = False,
+    ) -> None:
         self._call = call
         self._reader = reader or ReplyReader(None, None)
         self._answer_id = answer_id
         self._created = created
+        self._with_timings = with_timings
         self._items: list[_Item] = []
         self._finish_reason: FinishReason | None = None
         self._num_tokens_before_message = 0
@@ -147,7 +156,9 @@ class ResponseAnswer:
 
     def _response(self, status: str, usage: Usage | None) -> dict[str, Any]:
         call = self._call
+        timings = usage.timings() if usage is not None and self._with_timings else None
         return {
+            **({} if timings is None else {"timings": timings}),
             "id": f"resp_{self._answer_id}",
             "object": "response",
             "created_at": self._created,

@@ -12,9 +12,10 @@ import msgspec
 from yeoul.errors import ModelNotServedError
 from yeoul.server.wire.fields import Fields, kind
 from yeoul.server.wire.parse import show
-from yeoul.types import MAX_SEQUENCES_PER_REQUEST, MAX_STOP_BYTES, MAX_STOP_STRINGS, SamplingParams
+from yeoul.types import MAX_SEQUENCES_PER_REQUEST, MAX_STOP_BYTES, MAX_STOP_STRINGS, SamplingParams, SequenceTimes
 
 MAX_INT = 2**31 - 1
+TIME_PARTS = ("queue", "prefill", "decode", "stalled", "preempted")
 IGNORED = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
 """Accepted at any value and without effect: they concern the hosted service, not the reply."""
 
@@ -71,6 +72,8 @@ class Usage(msgspec.Struct):
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    times: SequenceTimes | None = None
+    """Of the sequence that ended last."""
 
     def to_json(self) -> dict[str, Any]:
         """OpenAI's usage object."""
@@ -79,6 +82,20 @@ class Usage(msgspec.Struct):
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+        }
+
+    def timings(self) -> dict[str, Any] | None:
+        """The `timings` object, seconds rounded to microseconds; None where no sequence came to its end."""
+        times = self.times
+        if times is None:
+            return None
+        parts = {name: round(getattr(times, name), 6) for name in TIME_PARTS}
+        speed = times.tokens_per_second
+        return {
+            **parts,
+            "total": round(times.total, 6),
+            "cached_tokens": self.cached_tokens,
+            "tokens_per_second": None if speed is None else round(speed, 2),
         }
 
 
