@@ -20,6 +20,7 @@ from yeoul.engine.client import EngineInfo, EngineStats
 from yeoul.engine.clock import Clock, Stopwatch
 from yeoul.engine.output import SequenceOutput, TextState, ended
 from yeoul.engine.step_log import MAX_NAMED_WAITING, EventRecord, StepLog, StepRecord
+from yeoul.engine.step_sizes import StepSizes
 from yeoul.engine.timeline import follow_plan, follow_step
 from yeoul.errors import CapacityError, EngineDeadError, RequestError, YeoulError
 from yeoul.exec.protocol import Executor
@@ -87,6 +88,7 @@ class Engine:
         self._undelivered: list[TokenOutput] = []
         self._next_sequence_id = 0
         self._num_steps = 0
+        self._step_sizes = StepSizes()
         self._finished = dict.fromkeys((str(reason) for reason in FinishReason), 0)
         self._last_loop_at = parts.clock.now()
         self._closed = False
@@ -231,6 +233,7 @@ class Engine:
     def _execute(self, plan: StepPlan, watch: Stopwatch) -> StepResult:
         result = self._executor.collect(self._executor.submit(plan))
         self._num_steps += 1
+        self._step_sizes.count(plan.num_tokens)
         follow_step(self._outputs, self._scheduler, plan, watch.lap())
         return result
 
@@ -298,6 +301,7 @@ class Engine:
     def stats(self) -> EngineStats:
         """A snapshot; any thread."""
         counters = self._scheduler.counters
+        step_sizes, step_tokens = self._step_sizes.snapshot()
         return EngineStats(
             num_running=len(self._scheduler.running),
             num_waiting=len(self._scheduler.waiting) + self._num_submitted - self._num_taken,
@@ -308,6 +312,8 @@ class Engine:
             generation_tokens=counters.generation_tokens,
             preemptions=counters.preemptions,
             num_steps=self._num_steps,
+            step_sizes=step_sizes,
+            step_tokens=step_tokens,
             finished=dict(self._finished),
             last_step_age=self.clock.now() - self._last_loop_at,
             alive=not self._closed,
