@@ -191,7 +191,8 @@ class Run {
   float scale_;
 };
 
-void check(const Shape& s, std::uint64_t seed) {
+void check(const Shape& s, Random& random) {
+  const std::uint64_t seed = random.next();
   for (const auto* kernels : levels()) Run(*kernels, s, seed).check();
 }
 
@@ -201,7 +202,7 @@ void test_borders(Random& random, bool quick) {
   const std::vector<int> contexts = quick ? std::vector<int>{1, 17, 63, 64, 65, 513} : std::vector<int>{1, 2, 15, 16, 17, 63, 64, 65, 127, 129, 511, 512, 513, 575, 577, 1023, 1024, 1025, 1500};
   for (const int context : contexts)
     for (const int window : {0, 1, 16, 33, 512, 513})
-      check({random.between(1, 2), random.between(1, 5), 16, 24, random.pick(kTypes), random.pick(kTypes), window, context, std::min(context, random.between(1, 5))}, random.next());
+      check({random.between(1, 2), random.between(1, 5), 16, 24, random.pick(kTypes), random.pick(kTypes), window, context, std::min(context, random.between(1, 5))}, random);
 }
 
 void test_sizes(Random& random, bool quick) {
@@ -210,7 +211,7 @@ void test_sizes(Random& random, bool quick) {
     for (const int heads : {1, 2, 3, 4, 7, 8, 12, 16}) {
       if (quick && random.below(3)) continue;
       const int value_size = random.coin() ? size : random.between(1, size), context = random.between(1, size > 100 ? 90 : 150);
-      check({random.between(1, 2), heads, size, value_size, random.pick(kTypes), random.pick(kTypes), random.coin() ? 0 : random.between(1, 200), context, std::min(context, random.between(1, 3))}, random.next());
+      check({random.between(1, 2), heads, size, value_size, random.pick(kTypes), random.pick(kTypes), random.coin() ? 0 : random.between(1, 200), context, std::min(context, random.between(1, 3))}, random);
     }
   }
 }
@@ -219,7 +220,7 @@ void test_sizes(Random& random, bool quick) {
 void test_prefill(Random& random, bool quick) {
   for (int i = 0; i < (quick ? 2 : 12); ++i) {
     const int tokens = random.between(60, quick ? 90 : 200), context = tokens + random.pick<int>({0, 3, 400, 470});
-    check({1, random.between(1, 4), random.pick<int>({16, 20, 32}), random.pick<int>({16, 24}), random.pick(kTypes), random.pick(kTypes), random.coin() ? 0 : random.between(1, 300), context, tokens}, random.next());
+    check({1, random.between(1, 4), random.pick<int>({16, 20, 32}), random.pick<int>({16, 24}), random.pick(kTypes), random.pick(kTypes), random.coin() ? 0 : random.between(1, 300), context, tokens}, random);
   }
 }
 
