@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     pass
 
 EXECUTORS = ("native", "reference", "reference-exact")
-ISAS = ("auto", "generic", "avx2", "avx512", "neon")
+ISAS = ("auto", "generic", "avx2", "avx512", "amx", "neon")
 KV_DTYPES = ("auto", "f16", "f32")
 BLOCK_SIZE = 16
 """Tokens per KV block. Fixed: one block is one vector of keys in the native attention kernel."""

@@ -46,7 +46,11 @@ struct Cache {
       : s(shape), k(static_cast<std::size_t>(blocks * s.kv_heads * s.key_size * kBlock) * element(s.k_type), high),
         v(static_cast<std::size_t>(blocks * s.kv_heads * s.value_size * kBlock) * element(s.v_type), high) {}
 
-  KVLayout layout() { return {k.data(), v.data(), s.k_type, s.v_type, s.kv_heads, s.key_size, s.value_size}; }
+  KVLayout layout() {
+    const std::int64_t k_stride = static_cast<std::int64_t>(s.kv_heads * s.key_size * kBlock) * static_cast<std::int64_t>(element(s.k_type));
+    const std::int64_t v_stride = static_cast<std::int64_t>(s.kv_heads * s.value_size * kBlock) * static_cast<std::int64_t>(element(s.v_type));
+    return {k.data(), v.data(), s.k_type, s.v_type, s.kv_heads, s.key_size, s.value_size, k_stride, v_stride};
+  }
   double key(int block, int head, int slot, int d) {
     const int at = ((block * s.kv_heads + head) * s.key_size + d) * kBlock + slot;
     return read_element(s.k_type, k.data() + static_cast<std::size_t>(at) * element(s.k_type));

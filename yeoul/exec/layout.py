@@ -147,4 +147,5 @@ def _gathered(value: v.Value) -> bool:
 
 
 def _align(num_bytes: int) -> int:
-    return -(-num_bytes // ALIGN) * ALIGN
+    """Up to an odd number of cache lines: rows at a power of two would all lie in the same sets of the cache."""
+    return (-(-num_bytes // ALIGN) | 1) * ALIGN
