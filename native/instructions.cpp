@@ -51,7 +51,7 @@ class Quantize final : public Instruction {
 };
 
 // Rows of activations that one pass over the panels serves: so many that their quantized form stays in the L2 cache.
-std::int64_t row_block(std::int64_t k) { return std::max<std::int64_t>(32, (std::int64_t{768} << 10) / (k + k / 2) / 8 * 8); }
+std::int64_t row_block(std::int64_t k) { return std::max<std::int64_t>(64, (std::int64_t{384} << 10) / (k + k / 2) / 16 * 16); }
 
 // Calls fn(panel, row_begin, row_end) for all panels and rows, threads claiming panels; rows outermost.
 template <class Fn>
@@ -291,19 +291,21 @@ class Logits final : public Instruction {
 
   void run(Program& p, const Frame& f) override {
     const std::int64_t vocab = segment_.weight->rows;
+    // Rows of an odd number of cache lines, for the same reason as in yeoul/exec/layout.py.
+    const std::int64_t stride = f.results ? ((vocab + 15) / 16 | 1) * 16 : vocab;
     for (std::int32_t begin = 0; begin < f.num_gathered; begin += kLogitRows) {
       const std::int32_t count = std::min(kLogitRows, f.num_gathered - begin);
-      float* logits = f.results ? p.logit_rows(static_cast<std::size_t>(vocab * kLogitRows)) : f.logits + begin * vocab;
-      compute(p, begin, count, logits);
+      float* logits = f.results ? p.logit_rows(static_cast<std::size_t>(stride * kLogitRows)) : f.logits + begin * vocab;
+      compute(p, begin, count, logits, stride);
       if (!f.results) continue;
       p.pool().run(count, 1, [&](std::int64_t i) {
-        f.results[begin + i] = sample(logits + i * vocab, static_cast<std::int32_t>(vocab), f.sampling[begin + i], p.kernels(), p.scratch(static_cast<int>(i)));
+        f.results[begin + i] = sample(logits + i * stride, static_cast<std::int32_t>(vocab), f.sampling[begin + i], p.kernels(), p.scratch(static_cast<int>(i)));
       });
     }
   }
 
  private:
-  void compute(Program& p, std::int32_t begin, std::int32_t count, float* logits) {
+  void compute(Program& p, std::int32_t begin, std::int32_t count, float* logits, std::int64_t stride) {
     const PackedWeight& weight = *segment_.weight;
     for_panels(p.pool(), weight.panels(), count, weight.k, [&](std::int64_t panel, std::int32_t row_begin, std::int32_t row_end) {
       LinearTask task = linear_task(p, segment_, x_, q8_);
@@ -312,7 +314,7 @@ class Logits final : public Instruction {
       task.panel = weight.panel(panel);
       task.columns = columns_of(weight, panel);
       task.y = logits + panel * kPanel;
-      task.y_stride = weight.rows;
+      task.y_stride = stride;
       task.row_begin = row_begin;
       task.row_end = row_end;
       p.kernels().linear(task);

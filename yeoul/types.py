@@ -63,7 +63,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         if self.logprobs is not None:
             _check_int("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         if len(self.stop) > MAX_STOP_STRINGS:
-            raise RequestError(f"stop has {len(self.stop)} strings; at most {MAX_STOP_STRINGS} are allowed", param="stop")
+            raise RequestError(
+                f"stop has {len(self.stop)} strings; at most {MAX_STOP_STRINGS} are allowed", param="stop"
+            )
         for text in self.stop:
             if not text:
                 raise RequestError("stop strings must not be empty", param="stop")
@@ -151,6 +153,8 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KVKind(StrEnum):
+    """How long a layer's keys and values live."""
+
     FULL = "full"
     WINDOW = "window"
 
@@ -184,6 +188,7 @@ class RopeSpec(msgspec.Struct, frozen=True):
 
     @property
     def rotary_dim(self) -> int:
+        """Leading dims of a head that rotate."""
         return 2 * len(self.frequencies)
 
 
