@@ -337,6 +337,13 @@ def http_post(path: str, body: dict[str, Any]) -> bytes:
 def engine_server(model: str, **config: Any):
     """A server over a real engine, in this process; yields its URL. `config`: of the engine, and `options` of the
     server."""
+    with engine_parts(model, **config) as (url, _):
+        yield url
+
+
+@contextmanager
+def engine_parts(model: str, **config: Any):
+    """As engine_server; yields (URL, the parts that the server runs over)."""
     from yeoul.cli.serve import server_parts
     from yeoul.config import EngineConfig
 
@@ -351,7 +358,7 @@ def engine_server(model: str, **config: Any):
         thread.start()
         assert started.wait(10)
         try:
-            yield address(listener)
+            yield address(listener), parts
         finally:
             server.stop()
             thread.join(15)

@@ -23,11 +23,8 @@ def url(tiny_llama):
 def scrape(url):
     text = httpx.get(url + "/metrics").text
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
-    return {
-        s.name.removeprefix("yeoul:"): s.value
-        for s in samples
-        if "le" not in s.labels and "finished_reason" not in s.labels
-    } | {s.labels["finished_reason"]: s.value for s in samples if "finished_reason" in s.labels}
+    reasons = {s.labels["finished_reason"]: s.value for s in samples if "finished_reason" in s.labels}
+    return {s.name.removeprefix("yeoul:"): s.value for s in samples if set(s.labels) == {"model_name"}} | reasons
 
 
 def timed_stream(url, prompt):
@@ -63,7 +60,6 @@ def test_m3_counters_and_times_agree_with_what_clients_see(url):
 
 
 def test_m1_prompt_tokens_do_not_shrink_when_repeated(url):
-    bodies = [
-        httpx.post(url + "/v1/completions", json={"prompt": "the same " * 20, "max_tokens": 1}).json() for _ in "ab"
-    ]
+    body = {"prompt": "the same " * 20, "max_tokens": 1}
+    bodies = [httpx.post(url + "/v1/completions", json=body).json() for _ in "ab"]
     assert bodies[0]["usage"]["prompt_tokens"] == bodies[1]["usage"]["prompt_tokens"] > 16
