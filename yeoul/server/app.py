@@ -13,11 +13,12 @@ from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from yeoul.engine.client import EngineClient
 from yeoul.errors import YeoulError
 from yeoul.obs.metrics import Metrics
+from yeoul.server import openapi_answers as shapes
 from yeoul.server.auth import KeyGuard
 from yeoul.server.edge import Edge, request_id_of
 from yeoul.server.errors import describe, dump, error_object, retry_after
@@ -27,7 +28,7 @@ from yeoul.server.openapi import (
     COMPLETION_EXTRA,
     DESCRIPTION,
     DETOKENIZE_EXTRA,
-    ERROR_RESPONSES,
+    MODEL_EXTRA,
     RESPONSES_EXTRA,
     TOKENIZE_EXTRA,
 )
@@ -89,29 +90,58 @@ def _add_layers(app: FastAPI, options: ServerOptions) -> None:
 
 
 def _add_routes(app: FastAPI, handlers: Handlers) -> None:
-    _get(app, "/v1/models", handlers.models)
-    _get(app, "/v1/models/{model:path}", handlers.model)
-    _post(app, "/v1/completions", handlers.completions, COMPLETION_EXTRA)
-    _post(app, "/v1/chat/completions", handlers.chat, CHAT_EXTRA)
-    _post(app, "/v1/responses", handlers.responses, RESPONSES_EXTRA)
-    _post(app, "/tokenize", handlers.tokenize, TOKENIZE_EXTRA)
-    _post(app, "/detokenize", handlers.detokenize, DETOKENIZE_EXTRA)
-    _get(app, "/tokenizer_info", handlers.tokenizer_info)
-    _get(app, "/health", handlers.health)
-    _get(app, "/ready", handlers.ready)
-    _get(app, "/version", handlers.version)
+    _get(app, "/v1/models", handlers.models, shapes.MODELS)
+    _get(app, "/v1/models/{model:path}", handlers.model, shapes.MODEL, MODEL_EXTRA)
+    _post(app, "/v1/completions", handlers.completions, COMPLETION_EXTRA, shapes.COMPLETION, streams=True)
+    _post(app, "/v1/chat/completions", handlers.chat, CHAT_EXTRA, shapes.CHAT, streams=True)
+    _post(app, "/v1/responses", handlers.responses, RESPONSES_EXTRA, shapes.RESPONSE, streams=True)
+    _post(app, "/tokenize", handlers.tokenize, TOKENIZE_EXTRA, shapes.TOKENIZE)
+    _post(app, "/detokenize", handlers.detokenize, DETOKENIZE_EXTRA, shapes.DETOKENIZE)
+    _get(app, "/tokenizer_info", handlers.tokenizer_info, shapes.TOKENIZER_INFO)
+    _get(app, "/health", handlers.health, shapes.STATUS)
+    _get(app, "/ready", handlers.ready, shapes.STATUS)
+    _get(app, "/version", handlers.version, shapes.VERSION)
     _get(app, "/metrics", handlers.metrics)
-    _get(app, "/docs", handlers.docs, in_schema=False)
+    app.add_api_route("/docs", handlers.docs, methods=["GET", "HEAD"], response_model=None, include_in_schema=False)
 
 
-def _get(app: FastAPI, path: str, endpoint: Endpoint, *, in_schema: bool = True) -> None:
-    app.add_api_route(path, endpoint, methods=["GET"], response_model=None, include_in_schema=in_schema)
+def _get(
+    app: FastAPI,
+    path: str,
+    endpoint: Endpoint,
+    shape: shapes.Schema | None = None,
+    extra: dict[str, Any] | None = None,
+) -> None:
+    """`shape`: of the answer; None: text."""
+    kind = Response if shape is None else JSONResponse
+    app.add_api_route(
+        path,
+        endpoint,
+        methods=["GET"],
+        response_model=None,
+        response_class=kind,
+        responses=shapes.answers(shape),
+        openapi_extra=extra,
+    )
     app.add_api_route(path, endpoint, methods=["HEAD"], response_model=None, include_in_schema=False)
 
 
-def _post(app: FastAPI, path: str, endpoint: Endpoint, extra: dict[str, Any]) -> None:
+def _post(
+    app: FastAPI,
+    path: str,
+    endpoint: Endpoint,
+    extra: dict[str, Any],
+    shape: shapes.Schema,
+    *,
+    streams: bool = False,
+) -> None:
     app.add_api_route(
-        path, endpoint, methods=["POST"], response_model=None, openapi_extra=extra, responses=ERROR_RESPONSES
+        path,
+        endpoint,
+        methods=["POST"],
+        response_model=None,
+        openapi_extra=extra,
+        responses=shapes.answers(shape, posts=True, streams=streams),
     )
 
 

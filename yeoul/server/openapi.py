@@ -144,29 +144,6 @@ CHAT_PROPERTIES: dict[str, Schema] = {
     "top_logprobs": _integer(0, MAX_LOGPROBS, "And of this many likeliest tokens; needs logprobs."),
     **_SHARED,
 }
-_ERROR: Schema = {
-    "type": "object",
-    "properties": {
-        "error": {
-            "type": "object",
-            "properties": {name: {"type": ["string", "null"]} for name in ("message", "type", "param", "code")},
-        }
-    },
-}
-_ERROR_TEXTS = {
-    400: "The request is malformed, or asks for something that is not supported",
-    404: "Another model than the one that is served",
-    413: "The body is too large",
-    415: "The body is not declared as JSON",
-    429: "Too much work waits; see Retry-After",
-    503: "The server shuts down, or the engine is gone",
-}
-ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
-    status: {"description": text, "content": {"application/json": {"schema": _ERROR}}}
-    for status, text in _ERROR_TEXTS.items()
-}
-
-
 _ITEM: Schema = {
     "type": "object",
     "properties": {
@@ -228,6 +205,9 @@ def _nullable(schema: Schema) -> Schema:
 
 COMPLETION_EXTRA = _extra(COMPLETION_PROPERTIES, "prompt")
 CHAT_EXTRA = _extra(CHAT_PROPERTIES, "messages")
+MODEL_EXTRA: dict[str, Any] = {
+    "parameters": [{"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}]
+}
 RESPONSES_EXTRA = _extra(RESPONSES_PROPERTIES, "input")
 TOKENIZE_EXTRA = _extra(TOKENIZE_PROPERTIES, None)
 DETOKENIZE_EXTRA = _extra(DETOKENIZE_PROPERTIES, "tokens")
