@@ -74,6 +74,24 @@ def test_keys_come_from_flags_and_the_environment(tiny_llama):
             get(f"{url}/v1/models")
 
 
+def test_c3_a_chat_template_given_at_the_start(tmp_path):
+    model = tiny_model(tmp_path, "llama", chat_template=None, name="bare")
+    template = tmp_path / "chat.jinja"
+    template.write_text("{% for message in messages %}<|im_start|>{{ message.content }}{% endfor %}")
+    with running("serve", model, "--port", 0, "--chat-template", template) as process:
+        url, said = until_ready(process)
+        assert "/v1/chat/completions" in said
+        tokens = get(f"{url}/tokenize", {"messages": [{"role": "user", "content": "hi<|im_end|>"}]})["tokens"]
+        text = get(f"{url}/tokenize", {"prompt": "hi<|im_end|>", "add_special_tokens": False})["tokens"]
+        assert tokens[1:] == text and len(tokens) > 3
+        assert get(f"{url}/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2})
+
+
+def test_a_chat_template_that_cannot_be_read(tmp_path):
+    done = inline("serve", "any", "--port", 0, "--chat-template", tmp_path / "none.jinja")
+    refuses(done, 1, "chat template", "none.jinja", "No such file")
+
+
 @pytest.mark.parametrize("key", ["", " sk", "s\u00e9cret", "a\nb"])
 def test_a_key_that_no_header_can_carry_is_not_repeated(key):
     done = inline("serve", "any", "--port", 0, "--api-key", key)

@@ -147,6 +147,7 @@ SERVER = Group(
         ),
         Flag("ssl_certfile", str, "Serve HTTPS with this certificate chain (PEM).", False, "FILE"),
         Flag("ssl_keyfile", str, "Its private key.", False, "FILE"),
+        Flag("chat_template", str, "Chat template (jinja2) instead of the model's own.", False, "FILE"),
         Flag(
             "tool_call_parser",
             str,

@@ -7,6 +7,7 @@ import socket
 import sys
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,6 +15,7 @@ import typer
 from yeoul.cli.failures import UsageError
 from yeoul.cli.options import ENGINE, SERVER, LogFormat, LogLevel, ModelArgument, build, takes
 from yeoul.config import EngineConfig, api_keys
+from yeoul.errors import ConfigError
 from yeoul.server.options import ServerOptions
 
 if TYPE_CHECKING:
@@ -74,11 +76,13 @@ def server_parts(config: EngineConfig, options: ServerOptions) -> ServerParts:
     from yeoul.server.replies.reader import formats_of
     from yeoul.server.text_service import TextService
     from yeoul.text.chat import ChatEncoder
+    from yeoul.text.template import KEY as TEMPLATE_KEY
     from yeoul.text.template import load_template
 
+    source = {} if options.chat_template is None else {TEMPLATE_KEY: _read_template(options.chat_template)}
     engine = build_engine(config)
     info = engine.info
-    template = load_template(engine.metadata)
+    template = load_template({**engine.metadata, **source})
     chat = None if template is None else ChatEncoder(engine.tokenizer, template)
     metrics = Metrics(info.model_name, prefix=options.metrics_prefix, max_model_len=info.max_model_len)
     formats = formats_of(
@@ -96,6 +100,14 @@ def _serve(config: EngineConfig, options: ServerOptions, listener: socket.socket
     parts = server_parts(config, options)
     greet = partial(_greet, model=parts.client.info.model_name, chats=parts.chats, locked=bool(options.api_key))
     return run(listener, parts.client, parts.text, options, parts.metrics, parts.formats, on_ready=greet)
+
+
+def _read_template(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise ConfigError(f"the chat template {path} cannot be read: {reason}", param="chat_template") from error
 
 
 def _digests(keys: list[str]) -> list[bytes]:

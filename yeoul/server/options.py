@@ -37,6 +37,8 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Its private key, unless the chain's file holds it."""
     served_model_names: tuple[str, ...] = ()
     """Names a request may use for the model; the first one labels metrics. Empty: the engine's own model name."""
+    chat_template: str | None = None
+    """File with the chat template (jinja2) to use instead of the model's own."""
     tool_call_parser: str = "auto"
     """How the model writes tool calls; `auto`: by its chat template."""
     reasoning_parser: str = "auto"
