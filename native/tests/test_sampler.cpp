@@ -115,7 +115,7 @@ void test_draws(const KernelTable& kernels, bool quick) {
             const auto logits = random_logits(random, random.pick<int>({1, 5, 16, 33, 500, 1500}));
             const SampleParams p{temperature, top_p, min_p, top_k, random.next(), static_cast<std::uint32_t>(random.below(8)), static_cast<std::uint32_t>(random.below(5000)), random.between(-1, kMaxTop)};
             Guarded<float> row(logits, true);
-            const SampleResult got = sample(row.data(), static_cast<std::int32_t>(logits.size()), p, kernels, scratch);
+            const SampleResult got = sample(row.data(), static_cast<std::int32_t>(logits.size()), p, {}, kernels, scratch);
             CHECK(got.status == kSampleOk, "%s status", kernels.name);
             const double u = uniform(p.seed, p.sequence, p.position);
             if (plain_token(logits, p, u, 0.0, 0.0) != got.token) {
@@ -137,12 +137,12 @@ void test_broken_rows(const KernelTable& kernels) {
   for (const float temperature : {0.0f, 1.0f}) {
     const SampleParams p{temperature, 0.9f, 0.0f, 5, 1, 0, 0, 3};
     const std::vector<std::vector<float>> broken = {{0.0f, NAN, 1.0f}, {INFINITY, 0.0f}, {-INFINITY, -INFINITY}, {NAN}};
-    for (const auto& row : broken) CHECK(sample(row.data(), static_cast<std::int32_t>(row.size()), p, kernels, scratch).status == kSampleNan, "%s: a broken row", kernels.name);
+    for (const auto& row : broken) CHECK(sample(row.data(), static_cast<std::int32_t>(row.size()), p, {}, kernels, scratch).status == kSampleNan, "%s: a broken row", kernels.name);
     for (std::uint32_t position = 0; position < 50; ++position) {
       SampleParams at = p;
       at.position = position;
       const std::vector<float> masked = {-INFINITY, 0.0f, -INFINITY, 0.0f};
-      const auto got = sample(masked.data(), 4, at, kernels, scratch);
+      const auto got = sample(masked.data(), 4, at, {}, kernels, scratch);
       CHECK(got.status == kSampleOk && got.token % 2 == 1, "%s drew a masked token", kernels.name);
     }
   }

@@ -144,7 +144,14 @@ class LLM:
 
     def _request(self, token_ids: list[int], params: SamplingParams) -> Request:
         self._num_requests += 1
-        return Request(request_id=f"llm-{self._num_requests}", prompt_token_ids=token_ids, params=params)
+        from yeoul.text.bad_words import bad_word_ids
+
+        return Request(
+            request_id=f"llm-{self._num_requests}",
+            prompt_token_ids=token_ids,
+            params=params,
+            bad_word_ids=bad_word_ids(self.engine.tokenizer, params.bad_words),
+        )
 
     def _drive(self, requests: Sequence[Request], results: Mapping[str, RequestOutput]) -> None:
         for request in requests:

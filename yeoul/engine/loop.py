@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import random
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -26,7 +26,7 @@ from yeoul.kv.manager import KVManager
 from yeoul.sched.scheduler import Committed, Scheduler
 from yeoul.sched.sequence import Sequence, SequenceStatus
 from yeoul.step import StepPlan, StepResult
-from yeoul.types import FinishReason, Request, TokenOutput
+from yeoul.types import FinishReason, Request, SamplingParams, TokenOutput
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class EngineParts:
     scheduler: Scheduler
     kv: KVManager
     executor: Executor
-    make_text: Callable[[tuple[str, ...]], TextState]
+    make_text: Callable[[SamplingParams], TextState]
     clock: Clock
     step_log: StepLog
     seed: int
@@ -104,15 +104,26 @@ class Engine:
         if not prompt:
             raise RequestError("the prompt is empty", hint="send at least one token", param="prompt")
         self._scheduler.check_fits(len(prompt))
-        self._check_token_ids(prompt)
+        self._check_token_ids("prompt", prompt)
+        self._check_rules(request)
         self._check_capacity(_num_tokens(request))
 
-    def _check_token_ids(self, prompt: list[int]) -> None:
+    def _check_rules(self, request: Request) -> None:
+        params = request.params
+        self._check_token_ids("logit_bias", params.logit_bias)
+        self._check_token_ids("stop_token_ids", params.stop_token_ids)
+        self._check_token_ids("allowed_token_ids", params.allowed_token_ids or ())
+        for word in request.bad_word_ids:
+            self._check_token_ids("bad_words", word)
+        if params.bad_words and not request.bad_word_ids:
+            raise RequestError("bad_words were not tokenized", hint="see yeoul.text.bad_words", param="bad_words")
+
+    def _check_token_ids(self, name: str, token_ids: Iterable[int]) -> None:
         vocab_size = self.info.vocab_size
-        for token_id in prompt:
+        for token_id in token_ids:
             if type(token_id) is not int or not 0 <= token_id < vocab_size:
                 raise RequestError(
-                    f"token id {token_id!r:.40} is not in the vocabulary (0 to {vocab_size - 1})", param="prompt"
+                    f"token id {token_id!r:.40} of {name} is not in the vocabulary (0 to {vocab_size - 1})", param=name
                 )
 
     def _check_capacity(self, num_tokens: int) -> None:
@@ -184,7 +195,7 @@ class Engine:
         try:
             if request.request_id in self._requests:
                 raise RequestError(f"request id {request.request_id} is in use")
-            outputs = [SequenceOutput(sequence, self._make_text(params.stop)) for sequence in sequences]
+            outputs = [SequenceOutput(sequence, self._make_text(params)) for sequence in sequences]
             for sequence in sequences:
                 self._scheduler.add(sequence)
         except Exception as error:

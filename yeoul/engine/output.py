@@ -41,7 +41,8 @@ class SequenceOutput:
 
     def advance(self, gained: Committed) -> TokenOutput:
         """The delivery for what a step gained. A stop string ends the sequence here, whatever the scheduler thinks."""
-        shown = gained.token_ids[:-1] if gained.ended_by_token else gained.token_ids
+        hidden = gained.ended_by_token and not self.sequence.request.params.include_stop_str_in_output
+        shown = gained.token_ids[:-1] if hidden else gained.token_ids
         text = self._text.push(shown)
         reason = gained.finish_reason
         if reason is not None:

@@ -26,6 +26,7 @@ NewBlocks = tuple[tuple[int, ...], ...]
 ROW_ERRORS = {
     RowStatus.NAN: "the model's output for this sequence is not a number",
     RowStatus.ERROR: "computing this sequence failed",
+    RowStatus.NOTHING_ALLOWED: "the request's bans leave no token to generate",
 }
 
 
@@ -251,7 +252,7 @@ class Scheduler:
     def _row(self, sequence: Sequence, count: int, blocks: NewBlocks) -> PlanRow:
         start = sequence.num_computed_tokens
         end = start + count
-        state = None if sequence.in_slot else sequence.slot_state()
+        state = None if sequence.in_slot else sequence.slot_state(self._end_tokens)
         token_ids = () if sequence.sampled_in_slot else tuple(sequence.token_ids[start:end])
         sequence.in_slot = True
         sequence.num_scheduled_tokens = count
@@ -294,7 +295,7 @@ class Scheduler:
         sequence.token_ids.extend(result.token_ids)
         sequence.sampled_in_slot = True
         self.counters.generation_tokens += len(result.token_ids)
-        ended = not sequence.request.params.ignore_eos and result.token_ids[-1] in self._end_tokens
+        ended = sequence.ends_with(result.token_ids[-1], self._end_tokens)
         reason = FinishReason.STOP if ended else None
         if reason is None and sequence.num_output_tokens >= sequence.max_tokens:
             reason = FinishReason.LENGTH

@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import Enum
 
 from yeoul.kv.manager import BlockTables
-from yeoul.step import SlotState
+from yeoul.step import LogitRules, SlotState
 from yeoul.types import FinishReason, Request
 
 NO_SLOT = -1
@@ -88,7 +88,12 @@ class Sequence:
         """Tokens sampled so far, an end token included."""
         return len(self.token_ids) - self.num_prompt_tokens
 
-    def slot_state(self) -> SlotState:
+    def ends_with(self, token_id: int, end_tokens: frozenset[int]) -> bool:
+        """Whether a sampled token ends the output. Where min_tokens forbids that, no such token is sampled."""
+        params = self.request.params
+        return token_id in params.stop_token_ids or (token_id in end_tokens and not params.ignore_eos)
+
+    def slot_state(self, end_tokens: frozenset[int] = frozenset()) -> SlotState:
         """What the executor needs to sample for this sequence. The seed is the request's; the index tells n apart."""
         params = self.request.params
         return SlotState(
@@ -99,6 +104,24 @@ class Sequence:
             top_k=max(params.top_k, 0),
             min_p=float(params.min_p),
             num_logprobs=-1 if params.logprobs is None else params.logprobs,
+            rules=self._rules(end_tokens) if params.edits_logits else None,
+        )
+
+    def _rules(self, end_tokens: frozenset[int]) -> LogitRules:
+        """The history goes along, so that a sequence that was preempted continues as if it had not been."""
+        params = self.request.params
+        ends = (end_tokens if not params.ignore_eos else frozenset()) | frozenset(params.stop_token_ids)
+        return LogitRules(
+            repetition_penalty=float(params.repetition_penalty),
+            frequency_penalty=float(params.frequency_penalty),
+            presence_penalty=float(params.presence_penalty),
+            bias=tuple((token_id, float(bias)) for token_id, bias in params.logit_bias.items()),
+            end_ids=tuple(sorted(ends)) if params.min_tokens else (),
+            first_end=self.num_prompt_tokens + params.min_tokens,
+            bad_words=self.request.bad_word_ids,
+            allowed=params.allowed_token_ids,
+            num_prompt_tokens=self.num_prompt_tokens,
+            history=tuple(self.token_ids),
         )
 
     def leave_slot(self) -> None:
