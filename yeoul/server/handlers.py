@@ -75,7 +75,12 @@ class Handlers:
         """Continue a conversation with the assistant's turn."""
         self._refuse_new_work()
         members = parse_object(await read_body(request, self._options.max_body_bytes))
-        call = parse_chat(members, served=self._served, max_messages=self._options.max_messages)
+        call = parse_chat(
+            members,
+            served=self._served,
+            vocab_size=self._client.info.vocab_size,
+            max_messages=self._options.max_messages,
+        )
         prompt = await self._text.encode_chat(call.messages)
         return await self._answer(request, call, CHAT, [prompt])
 
@@ -104,13 +109,18 @@ class Handlers:
 
     async def _answer(self, request: Request, call: Call, shape: Shape, prompts: list[list[int]]) -> Response:
         request_id = request_id_of(request.scope)
-        generation = Generation(self._client, [self._engine_request(request_id, call, ids) for ids in prompts])
+        if call.truncate_prompt_tokens is not None:
+            prompts = [ids[-call.truncate_prompt_tokens :] for ids in prompts]
+        bad_words = await self._text.bad_word_ids(call.params.bad_words)
+        generation = Generation(
+            self._client, [self._engine_request(request_id, call, ids, bad_words) for ids in prompts]
+        )
         answer = Answer(
             shape,
             call,
             answer_id=f"{request_id}-{next(self._numbers)}",
             created=int(time.time()),
-            num_choices=generation.num_choices,
+            prompts=prompts,
             tokens=self._text,
         )
         if call.stream:
@@ -120,10 +130,18 @@ class Handlers:
         finally:
             await generation.aclose()
 
-    def _engine_request(self, request_id: str, call: Call, prompt: list[int]) -> EngineRequest:
+    def _engine_request(
+        self, request_id: str, call: Call, prompt: list[int], bad_words: tuple[tuple[int, ...], ...]
+    ) -> EngineRequest:
         """The engine's ids are unique in this process even where clients repeat theirs."""
-        unique = f"{request_id}:{next(self._numbers)}"
-        return EngineRequest(request_id=unique, prompt_token_ids=prompt, params=call.params)
+        return EngineRequest(
+            request_id=f"{request_id}:{next(self._numbers)}",
+            prompt_token_ids=prompt,
+            params=call.params,
+            priority=call.priority,
+            cache_salt=call.cache_salt,
+            bad_word_ids=bad_words,
+        )
 
     def _refuse_new_work(self) -> None:
         if self.draining:

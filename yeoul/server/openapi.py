@@ -8,7 +8,14 @@ from typing import Any
 
 from yeoul.server.wire.call import IGNORED
 from yeoul.server.wire.chat import ROLES
-from yeoul.types import MAX_LOGPROBS, MAX_SEQUENCES_PER_REQUEST, MAX_STOP_STRINGS
+from yeoul.types import (
+    MAX_BAD_WORDS,
+    MAX_LOGIT_BIAS,
+    MAX_LOGPROBS,
+    MAX_SEQUENCES_PER_REQUEST,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+)
 
 DESCRIPTION = (
     "OpenAI-compatible inference. An explicit null means absent. Integers must be written as integers: 5.0 is refused. "
@@ -35,6 +42,11 @@ def _boolean(text: str) -> Schema:
     return {"type": "boolean", "default": False, "description": text}
 
 
+def _ids(most: int, text: str) -> Schema:
+    ids = {"type": "integer", "minimum": 0}
+    return {"type": "array", "items": ids, "maxItems": most, "description": text}
+
+
 _STOP: Schema = {
     "description": f"Texts that end the reply and are not part of it; at most {MAX_STOP_STRINGS}.",
     "anyOf": [
@@ -51,12 +63,41 @@ _SHARED: dict[str, Schema] = {
     "seed": _integer(-(2**63), 2**63 - 1, "The same seed and request give the same reply."),
     "n": _integer(1, MAX_SEQUENCES_PER_REQUEST, "Replies for each prompt."),
     "stop": _STOP,
+    "stop_token_ids": _ids(MAX_STOP_TOKEN_IDS, "More tokens that end the reply."),
+    "include_stop_str_in_output": _boolean("Show the stop string or token that ended the reply."),
+    "skip_special_tokens": {**_boolean("Leave special tokens out of the text."), "default": True},
+    "min_tokens": _integer(0, 2**31 - 1, "Nothing but the context's end ends the reply before it has so many tokens."),
     "ignore_eos": _boolean("Go on after end tokens."),
+    "frequency_penalty": _number(
+        -2, 2, 0, "Subtracted for each time that a token was generated; prompts do not count."
+    ),
+    "presence_penalty": _number(-2, 2, 0, "Subtracted once if a token was generated; prompts do not count."),
+    "repetition_penalty": _number(0.01, 100, 1, "Divides the logits of all tokens in prompt and reply, once each."),
+    "logit_bias": {
+        "type": "object",
+        "description": "Token id to what is added to its logit, after penalties; logprobs do not show it.",
+        "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+        "maxProperties": MAX_LOGIT_BIAS,
+    },
+    "allowed_token_ids": {**_ids(2**31 - 1, "No other tokens are generated."), "minItems": 1},
+    "bad_words": {
+        "type": "array",
+        "description": "Words that are not generated, as they are and after a space.",
+        "items": {"type": "string"},
+        "maxItems": MAX_BAD_WORDS,
+    },
+    "truncate_prompt_tokens": _integer(1, 2**31 - 1, "Only so many of the prompt's last tokens are used."),
+    "priority": _integer(-(2**31), 2**31 - 1, "Lower is served earlier."),
+    "cache_salt": {**_string("Prompts share cached blocks only with the same salt."), "maxLength": 128},
+    "return_token_ids": _boolean("Give the token ids of prompt and reply."),
     "stream": _boolean("Send server-sent events."),
     "stream_options": {
         "type": "object",
         "description": "Only with stream.",
-        "properties": {"include_usage": _boolean("One more chunk with token counts before [DONE].")},
+        "properties": {
+            "include_usage": _boolean("One more chunk with token counts before [DONE]."),
+            "continuous_usage_stats": _boolean("And the counts so far in every chunk."),
+        },
     },
 }
 _IDS: Schema = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
 from yeoul.errors import ContextLengthError, RequestError
+from yeoul.text.bad_words import bad_word_ids
 
 CHARACTERS_PER_TOKEN = 64
 """A text with more characters than this for every token of the context cannot fit; real text has three to five."""
@@ -88,6 +89,10 @@ class TextService:
             )
         self._check_length(sum(len(message["content"]) for message in messages))
         return await self._run(lambda: self._encode_chat(template, messages))
+
+    async def bad_word_ids(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+        """The token sequences of bad words."""
+        return await self._run(lambda: bad_word_ids(self._tokenizer, words)) if words else ()
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes a token adds to the output's text: none for a token that ends a reply."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from yeoul.errors import RequestError
-from yeoul.server.wire.call import MAX_INT, Call, finish_fields, read_model, read_sampling, read_stream
+from yeoul.server.wire.call import MAX_INT, Call, finish_fields, read_delivery, read_model
 from yeoul.server.wire.fields import Fields, kind
 from yeoul.server.wire.parse import show
+from yeoul.server.wire.sampling import read_sampling
 from yeoul.types import MAX_LOGPROBS, FinishReason
 
 DEFAULT_MAX_TOKENS = 16
@@ -29,15 +30,13 @@ def parse_completion(
     prompts = _read_prompts(fields, vocab_size, max_prompts)
     max_tokens = fields.integer("max_tokens", 1, MAX_INT) or DEFAULT_MAX_TOKENS
     logprobs = fields.integer("logprobs", 0, MAX_LOGPROBS)
-    params = read_sampling(fields, max_tokens=max_tokens, logprobs=logprobs)
+    params = read_sampling(fields, vocab_size=vocab_size, max_tokens=max_tokens, logprobs=logprobs)
     _check_best_of(fields, params.n)
-    stream, include_usage = read_stream(fields)
+    delivery = read_delivery(fields)
     finish_fields(fields, NEUTRAL)
     if (total := len(prompts) * params.n) > max_sequences:
         fields.refuse("n", f"times {len(prompts)} prompts is {total}; at most {max_sequences} are allowed")
-    return CompletionCall(
-        model=model, params=params, stream=stream, include_usage=include_usage, prompts=tuple(prompts)
-    )
+    return CompletionCall(model=model, params=params, prompts=tuple(prompts), **delivery)
 
 
 def completion_body(head: dict[str, Any], choices: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
