@@ -32,6 +32,13 @@ class FinishReason(StrEnum):
     ERROR = "error"
 
 
+class Pooling(StrEnum):
+    """How the hidden states of a prompt become one vector."""
+
+    LAST = "last"
+    MEAN = "mean"
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How one request is sampled. Neutral values switch a filter off: top_p 1, top_k 0, min_p 0.
 
@@ -75,6 +82,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ignore_eos: bool = False
     logprobs: int | None = None
     """None: no log-probabilities. k: the chosen token's and those of the k most likely ones (0 <= k <= 20)."""
+    prompt_logprobs: int | None = None
+    """The same for every token of the prompt but the first."""
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None:
@@ -93,6 +102,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         _check_int("n", self.n, 1, MAX_SEQUENCES_PER_REQUEST)
         if self.logprobs is not None:
             _check_int("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        if self.prompt_logprobs is not None:
+            _check_int("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
         _check_texts("stop", self.stop, MAX_STOP_STRINGS, MAX_STOP_BYTES)
         _check_texts("bad_words", self.bad_words, MAX_BAD_WORDS, MAX_BAD_WORD_BYTES)
         self._check_edits()
@@ -160,6 +171,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """Prompts share cached blocks only where their salts are equal."""
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
     """The token sequences of `params.bad_words`."""
+    pooling: Pooling | None = None
+    """An embedding is wanted: the last hidden states, pooled. Goes with max_tokens 0."""
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):
@@ -184,6 +197,10 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):
     text: str = ""
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    """Of the prompt's tokens but the first, in the sequence's first output, where they were asked for."""
+    pooled: bytes = b""
+    """The sum of the pooled hidden states, float64 little-endian, where `Request.pooling` asks for it."""
     finish_reason: FinishReason | None = None
     error: str | None = None
     """One line for the client, when finish_reason is ERROR."""

@@ -94,6 +94,7 @@ def test_ranges(kit, path, name, value, accepted):
     ("path", "name", "good", "bad"),
     [
         ("/v1/completions", "logprobs", [0, 20], [-1, 21, 10**9, True, 5.0]),
+        ("/v1/completions", "echo", [True, False], [0, "true"]),
         ("/v1/completions", "best_of", [1], [2, 0, True]),
         ("/v1/chat/completions", "logprobs", [True, False], [0, 1, 5]),
         ("/v1/chat/completions", "max_completion_tokens", [1], [0, 2**31, 5.0, True]),
@@ -153,8 +154,6 @@ def test_neutral_values_are_accepted_and_others_refused_by_name(kit, path):
 @pytest.mark.parametrize(
     "fields",
     [
-        {"echo": True},
-        {"echo": 0},
         {"response_format": {"type": "json_object"}},
         {"add_special_tokens": False},
     ],

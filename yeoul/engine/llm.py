@@ -44,6 +44,8 @@ class RequestOutput(msgspec.Struct, kw_only=True):
     """The text, as given or as the chat template made it; None for a prompt of token ids."""
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
+    prompt_logprobs: list[TokenLogprob] = msgspec.field(default_factory=list)
+    """One per prompt token but the first, if asked for."""
 
 
 class LLM:
@@ -159,7 +161,7 @@ class LLM:
         while self.engine.has_work:
             for output in self.engine.step().outputs:
                 if output.request_id in results:
-                    _append(results[output.request_id].outputs[output.index], output)
+                    _append(results[output.request_id], output)
 
     def _leave_nothing_behind(self, requests: Sequence[Request]) -> None:
         """After an interrupt: what still runs must not go on in the next call."""
@@ -205,7 +207,10 @@ def _empty(request: Request, prompt: str | None) -> RequestOutput:
     )
 
 
-def _append(target: CompletionOutput, output: TokenOutput) -> None:
+def _append(result: RequestOutput, output: TokenOutput) -> None:
+    if output.index == 0:
+        result.prompt_logprobs.extend(output.prompt_logprobs)
+    target = result.outputs[output.index]
     target.text += output.text
     target.token_ids.extend(output.token_ids)
     target.logprobs.extend(output.logprobs)

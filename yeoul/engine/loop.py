@@ -115,6 +115,8 @@ class Engine:
         self._check_token_ids("allowed_token_ids", params.allowed_token_ids or ())
         for word in request.bad_word_ids:
             self._check_token_ids("bad_words", word)
+        if request.pooling is not None and params.max_tokens != 0:
+            raise RequestError("pooling goes with max_tokens 0", param="max_tokens")
         if params.bad_words and not request.bad_word_ids:
             raise RequestError("bad_words were not tokenized", hint="see yeoul.text.bad_words", param="bad_words")
 

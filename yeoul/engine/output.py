@@ -55,6 +55,8 @@ class SequenceOutput:
             text=text,
             token_ids=gained.token_ids,
             logprobs=gained.logprobs,
+            prompt_logprobs=gained.prompt_logprobs,
+            pooled=gained.pooled,
             finish_reason=reason,
             error=gained.error,
             num_prompt_tokens=self.sequence.num_prompt_tokens,

@@ -10,7 +10,7 @@ from enum import Enum
 
 from yeoul.kv.manager import BlockTables
 from yeoul.step import LogitRules, SlotState
-from yeoul.types import FinishReason, Request
+from yeoul.types import FinishReason, Pooling, Request, TokenLogprob
 
 NO_SLOT = -1
 NO_LIMIT = 2**63 - 1
@@ -42,6 +42,7 @@ class Sequence:
         "num_counted_tokens",
         "num_prompt_tokens",
         "num_scheduled_tokens",
+        "prompt_scores",
         "request",
         "sampled_in_slot",
         "seed",
@@ -70,6 +71,8 @@ class Sequence:
         self.num_scheduled_tokens = 0
         self.num_counted_tokens = 0
         """The highest num_computed_tokens ever reached: recomputed tokens are not counted twice."""
+        self.prompt_scores: list[TokenLogprob] = []
+        """Of the prompt's tokens after the first, as far as they are known."""
         self.status = SequenceStatus.WAITING
         self.finish_reason: FinishReason | None = None
         self.slot = NO_SLOT
@@ -88,6 +91,33 @@ class Sequence:
         """Tokens sampled so far, an end token included."""
         return len(self.token_ids) - self.num_prompt_tokens
 
+    @property
+    def reads_prompt(self) -> bool:
+        """Whether something is wanted of the prompt's own positions: then all of them must be computed in this stay."""
+        return self.request.params.prompt_logprobs is not None or self.request.pooling is not None
+
+    @property
+    def only_prompt(self) -> bool:
+        """Nothing is generated: the sequence ends when its prompt is computed."""
+        return self.max_tokens == 0
+
+    def score_span(self, start: int, end: int) -> tuple[int, tuple[int, ...]]:
+        """Of a row's positions start .. end - 1: the first to score, relative to start, and the targets from there on.
+
+        What was scored before a preemption is not scored again.
+        """
+        if self.request.params.prompt_logprobs is None:
+            return 0, ()
+        first = max(start, len(self.prompt_scores))
+        targets = tuple(self.token_ids[first + 1 : min(end + 1, self.num_prompt_tokens)])
+        return (first - start, targets) if targets else (0, ())
+
+    def num_pooled(self, start: int, end: int) -> int:
+        """How many of a row's last tokens are pooled."""
+        if self.request.pooling is None:
+            return 0
+        return end - start if self.request.pooling is Pooling.MEAN else int(end == self.num_prompt_tokens)
+
     def ends_with(self, token_id: int, end_tokens: frozenset[int]) -> bool:
         """Whether a sampled token ends the output. Where min_tokens forbids that, no such token is sampled."""
         params = self.request.params
@@ -104,6 +134,7 @@ class Sequence:
             top_k=max(params.top_k, 0),
             min_p=float(params.min_p),
             num_logprobs=-1 if params.logprobs is None else params.logprobs,
+            num_score_logprobs=params.prompt_logprobs or 0,
             rules=self._rules(end_tokens) if params.edits_logits else None,
         )
 

@@ -9,14 +9,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import msgspec
 import orjson
 
 from yeoul.server.generation import Choice
 from yeoul.server.wire.call import Call, Usage
 from yeoul.server.wire.chat import chat_body, chat_choice, chat_delta, chat_role_delta
 from yeoul.server.wire.completions import completion_body, completion_choice
-from yeoul.server.wire.logprobs import CompletionLogprobs, TokenTable, chat_logprobs
-from yeoul.types import FinishReason, TokenLogprob
+from yeoul.server.wire.logprobs import CompletionLogprobs, TokenTable, chat_logprobs, unscored
+from yeoul.types import FinishReason, TokenLogprob, TokenOutput
 
 LogprobsToJson = Callable[[Iterable[TokenLogprob]], dict[str, Any]]
 ChoiceToJson = Callable[[int, str, dict[str, Any] | None, FinishReason | None], dict[str, Any]]
@@ -70,6 +71,7 @@ class _ChoiceState:
 
     logprobs: LogprobsToJson | None
     opened: bool = False
+    echoed: bool = False
     text: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     entries: list[TokenLogprob] = field(default_factory=list)
@@ -91,10 +93,13 @@ class Answer:
         created: int,
         prompts: Sequence[Sequence[int]],
         tokens: TokenTable,
+        echoes: Sequence[str] = (),
     ) -> None:
+        """`echoes`: the prompts' texts, for a call with `echo`."""
         self._shape = shape
         self._call = call
         self._prompts = prompts
+        self._echoes = echoes
         self._head = {"id": f"{shape.id_prefix}-{answer_id}", "object": "", "created": created, "model": call.model}
         wanted = call.params.logprobs is not None
         num_choices = len(prompts) * call.params.n
@@ -102,11 +107,23 @@ class Answer:
 
     def add(self, choice: Choice) -> None:
         """Append one output."""
-        state = self._choices[choice.index]
-        state.text.append(choice.output.text)
-        state.token_ids.extend(choice.output.token_ids)
-        state.entries.extend(choice.output.logprobs)
-        state.finish_reason = choice.output.finish_reason
+        state, output = self._choices[choice.index], self._echoed(choice)
+        state.text.append(output.text)
+        state.token_ids.extend(output.token_ids)
+        state.entries.extend(output.logprobs)
+        state.finish_reason = output.finish_reason
+
+    def _echoed(self, choice: Choice) -> TokenOutput:
+        """The output, with the prompt before the choice's first one where the call wants that."""
+        state, output = self._choices[choice.index], choice.output
+        if not self._call.echo or state.echoed:
+            return output
+        state.echoed = True
+        logprobs = output.logprobs
+        if self._call.params.prompt_logprobs is not None:
+            logprobs = (unscored(self._prompt_of(choice.index)[0]), *output.prompt_logprobs, *logprobs)
+        text = self._echoes[choice.index // self._call.params.n] + output.text
+        return msgspec.structs.replace(output, text=text, logprobs=logprobs)
 
     def body(self, usage: Usage) -> dict[str, Any]:
         """The whole answer as JSON."""
@@ -130,7 +147,7 @@ class Answer:
 
     def chunk(self, choice: Choice, usage: Usage) -> bytes:
         """The server-sent events of one output; empty while its text is held back. `usage`: so far."""
-        state, output = self._choices[choice.index], choice.output
+        state, output = self._choices[choice.index], self._echoed(choice)
         deltas = []
         if not state.opened and self._shape.opening is not None:
             deltas.append(self._shape.opening(choice.index))

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Sequence
 from contextlib import aclosing
 from importlib.metadata import version
 from typing import Any
@@ -69,7 +70,10 @@ class Handlers:
             max_sequences=self._options.max_sequences,
         )
         prompts = [p if isinstance(p, list) else await self._text.encode(p) for p in call.prompts]
-        return await self._answer(request, call, COMPLETION, prompts)
+        if call.truncate_prompt_tokens is not None:
+            prompts = [ids[-call.truncate_prompt_tokens :] for ids in prompts]
+        echoes = [self._text.decode(ids) for ids in prompts] if call.echo else []
+        return await self._answer(request, call, COMPLETION, prompts, echoes)
 
     async def chat(self, request: Request) -> Response:
         """Continue a conversation with the assistant's turn."""
@@ -82,6 +86,8 @@ class Handlers:
             max_messages=self._options.max_messages,
         )
         prompt = await self._text.encode_chat(call.messages)
+        if call.truncate_prompt_tokens is not None:
+            prompt = prompt[-call.truncate_prompt_tokens :]
         return await self._answer(request, call, CHAT, [prompt])
 
     async def health(self, request: Request) -> Response:
@@ -107,10 +113,10 @@ class Handlers:
         """The API for readers, from /openapi.json; needs nothing from other hosts."""
         return HTMLResponse(DOCS_PAGE)
 
-    async def _answer(self, request: Request, call: Call, shape: Shape, prompts: list[list[int]]) -> Response:
+    async def _answer(
+        self, request: Request, call: Call, shape: Shape, prompts: list[list[int]], echoes: Sequence[str] = ()
+    ) -> Response:
         request_id = request_id_of(request.scope)
-        if call.truncate_prompt_tokens is not None:
-            prompts = [ids[-call.truncate_prompt_tokens :] for ids in prompts]
         bad_words = await self._text.bad_word_ids(call.params.bad_words)
         generation = Generation(
             self._client, [self._engine_request(request_id, call, ids, bad_words) for ids in prompts]
@@ -122,6 +128,7 @@ class Handlers:
             created=int(time.time()),
             prompts=prompts,
             tokens=self._text,
+            echoes=echoes,
         )
         if call.stream:
             return EventStream(generation, answer, request_id)

@@ -111,7 +111,8 @@ COMPLETION_PROPERTIES: dict[str, Schema] = {
             {"type": "array", "items": _IDS, "minItems": 1},
         ],
     },
-    "max_tokens": _integer(1, 2**31 - 1, "Default 16."),
+    "max_tokens": _integer(0, 2**31 - 1, "Default 16; 0 only with echo."),
+    "echo": _boolean("The reply begins with the prompt; with logprobs the prompt's tokens have theirs, too."),
     "logprobs": _integer(0, MAX_LOGPROBS, "Log-probabilities of the chosen and of this many likeliest tokens."),
     **_SHARED,
 }

@@ -94,6 +94,10 @@ class TextService:
         """The token sequences of bad words."""
         return await self._run(lambda: bad_word_ids(self._tokenizer, words)) if words else ()
 
+    def decode(self, token_ids: Iterable[int]) -> str:
+        """The text that tokens add up to; special ones add nothing."""
+        return b"".join(self.token_bytes(token_id) for token_id in token_ids).decode("utf-8", "replace")
+
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes a token adds to the output's text: none for a token that ends a reply."""
         return b"" if token_id in self._end_ids else self._tokenizer.token_bytes(token_id)

@@ -28,7 +28,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "spaces_between_special_tokens": (True,),
     "add_special_tokens": (True,),
     "detokenize": (True,),
-    "echo": (False,),
     "response_format": ({"type": "text"},),
     "structured_outputs": (),
     "guided_json": (),
@@ -54,6 +53,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     continuous_usage: bool = False
     """Every chunk has the token counts so far."""
     return_token_ids: bool = False
+    echo: bool = False
+    """The answer begins with the prompt."""
     priority: int = 0
     cache_salt: str | None = None
     truncate_prompt_tokens: int | None = None

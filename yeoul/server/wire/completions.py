@@ -28,15 +28,22 @@ def parse_completion(
     fields = Fields(members)
     model = read_model(fields, served)
     prompts = _read_prompts(fields, vocab_size, max_prompts)
-    max_tokens = fields.integer("max_tokens", 1, MAX_INT) or DEFAULT_MAX_TOKENS
+    echo = fields.boolean("echo")
+    max_tokens = fields.integer("max_tokens", 0 if echo else 1, MAX_INT)
     logprobs = fields.integer("logprobs", 0, MAX_LOGPROBS)
-    params = read_sampling(fields, vocab_size=vocab_size, max_tokens=max_tokens, logprobs=logprobs)
+    params = read_sampling(
+        fields,
+        vocab_size=vocab_size,
+        max_tokens=DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens,
+        logprobs=logprobs,
+        prompt_logprobs=logprobs if echo else None,
+    )
     _check_best_of(fields, params.n)
     delivery = read_delivery(fields)
     finish_fields(fields, NEUTRAL)
     if (total := len(prompts) * params.n) > max_sequences:
         fields.refuse("n", f"times {len(prompts)} prompts is {total}; at most {max_sequences} are allowed")
-    return CompletionCall(model=model, params=params, prompts=tuple(prompts), **delivery)
+    return CompletionCall(model=model, params=params, prompts=tuple(prompts), echo=echo, **delivery)
 
 
 def completion_body(head: dict[str, Any], choices: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:

@@ -24,7 +24,14 @@ MAX_INT = 2**31 - 1
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 
 
-def read_sampling(fields: Fields, *, vocab_size: int, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+def read_sampling(
+    fields: Fields,
+    *,
+    vocab_size: int,
+    max_tokens: int | None,
+    logprobs: int | None,
+    prompt_logprobs: int | None = None,
+) -> SamplingParams:
     """The sampling fields. Raises RequestError naming the field for anything out of range."""
     given: dict[str, Any] = {
         "temperature": fields.number("temperature", 0.0, 1e6),
@@ -38,7 +45,7 @@ def read_sampling(fields: Fields, *, vocab_size: int, max_tokens: int | None, lo
         **_read_ends(fields, vocab_size),
     }
     given = {name: value for name, value in given.items() if value is not None}
-    return SamplingParams(max_tokens=max_tokens, logprobs=logprobs, **given)
+    return SamplingParams(max_tokens=max_tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs, **given)
 
 
 def _read_edits(fields: Fields, vocab_size: int) -> dict[str, Any]:
