@@ -146,7 +146,7 @@ using GroupTuple = std::tuple<std::int64_t, std::int32_t, std::int32_t, std::int
 
 yeoul::KVGroup to_group(const GroupTuple& g) {
   const auto& [blocks, kv_heads, key_size, value_size, k_type, v_type, window, layers, table] = g;
-  yeoul::KVLayout shape{nullptr, nullptr, to_kv_type(k_type), to_kv_type(v_type), kv_heads, key_size, value_size};
+  yeoul::KVLayout shape{nullptr, nullptr, to_kv_type(k_type), to_kv_type(v_type), kv_heads, key_size, value_size, 0, 0};
   return {blocks, shape, window, layers, table.data(), static_cast<std::int64_t>(table.shape(1))};
 }
 
@@ -250,6 +250,9 @@ void bind_execution(nb::module_& m) {
       .def("logits", [](BoundProgram& self, ViewTuple x, ViewTuple q8, yeoul::PackedWeight* weight) {
         self.program.add(yeoul::make_logits(to_view(x), to_view(q8), weight));
       }, "x"_a, "q8"_a, "weight"_a, nb::keep_alive<1, 4>())
+      .def("time", [](BoundProgram& self, bool on) { self.program.time(on); }, "on"_a, "Measure every instruction from now on, or stop.")
+      .def("nanoseconds", [](const BoundProgram& self) { return to_numpy(std::vector<std::int64_t>(self.program.nanoseconds())); },
+           "int64, of each instruction in the last run; empty when not measuring.")
       .def("__len__", [](const BoundProgram& self) { return self.program.size(); })
       .def("read", [](BoundProgram& self, ViewTuple view, std::int32_t rows, std::int64_t row_bytes) {
         std::vector<std::uint8_t> out(self.program.read(to_view(view), rows, row_bytes));

@@ -51,7 +51,7 @@ class Quantize final : public Instruction {
 };
 
 // Rows of activations that one pass over the panels serves: so many that their quantized form stays in the L2 cache.
-std::int64_t row_block(std::int64_t k) { return std::max<std::int64_t>(32, (std::int64_t{768} << 10) / (k + k / 2) / 8 * 8); }
+std::int64_t row_block(std::int64_t k) { return std::max<std::int64_t>(64, (std::int64_t{384} << 10) / (k + k / 2) / 16 * 16); }
 
 // Calls fn(panel, row_begin, row_end) for all panels and rows, threads claiming panels; rows outermost.
 template <class Fn>
@@ -293,13 +293,15 @@ class Logits final : public Instruction {
   void run(Program& p, const Frame& f) override {
     const std::int64_t vocab = segment_.weight->rows;
     const std::int32_t rows = f.results ? f.num_logits : f.num_gathered;
+    // Rows of an odd number of cache lines, for the same reason as in yeoul/exec/layout.py.
+    const std::int64_t stride = f.results ? ((vocab + 15) / 16 | 1) * 16 : vocab;
     for (std::int32_t begin = 0; begin < rows; begin += kLogitRows) {
       const std::int32_t count = std::min(kLogitRows, rows - begin);
-      float* logits = f.results ? p.logit_rows(static_cast<std::size_t>(vocab * kLogitRows)) : f.logits + begin * vocab;
-      compute(p, begin, count, logits);
+      float* logits = f.results ? p.logit_rows(static_cast<std::size_t>(stride * kLogitRows)) : f.logits + begin * vocab;
+      compute(p, begin, count, logits, stride);
       if (!f.results) continue;
       p.pool().run(count, 1, [&](std::int64_t i) {
-        f.results[begin + i] = reduce(p, f, begin + static_cast<std::int32_t>(i), logits + i * vocab, p.scratch(static_cast<int>(i)));
+        f.results[begin + i] = reduce(p, f, begin + static_cast<std::int32_t>(i), logits + i * stride, p.scratch(static_cast<int>(i)));
       });
     }
     if (f.results) pool(p, f);
@@ -323,7 +325,7 @@ class Logits final : public Instruction {
     }
   }
 
-  void compute(Program& p, std::int32_t begin, std::int32_t count, float* logits) {
+  void compute(Program& p, std::int32_t begin, std::int32_t count, float* logits, std::int64_t stride) {
     const PackedWeight& weight = *segment_.weight;
     for_panels(p.pool(), weight.panels(), count, weight.k, [&](std::int64_t panel, std::int32_t row_begin, std::int32_t row_end) {
       LinearTask task = linear_task(p, segment_, x_, q8_);
@@ -332,7 +334,7 @@ class Logits final : public Instruction {
       task.panel = weight.panel(panel);
       task.columns = columns_of(weight, panel);
       task.y = logits + panel * kPanel;
-      task.y_stride = weight.rows;
+      task.y_stride = stride;
       task.row_begin = row_begin;
       task.row_end = row_end;
       p.kernels().linear(task);

@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <chrono>
 #include <new>
 #include <stdexcept>
 
@@ -11,12 +12,11 @@ namespace {
 
 std::int64_t kv_element(KVType type) { return type == KVType::f16 ? 2 : 4; }
 
-std::int64_t k_layer_bytes(const KVGroup& g) {
-  return g.num_blocks * g.shape.kv_heads * g.shape.key_size * kBlock * kv_element(g.shape.k_type);
-}
-std::int64_t v_layer_bytes(const KVGroup& g) {
-  return g.num_blocks * g.shape.kv_heads * g.shape.value_size * kBlock * kv_element(g.shape.v_type);
-}
+// Bytes of one block in one layer.
+std::int64_t k_bytes(const KVGroup& g) { return std::int64_t{kBlock} * g.shape.kv_heads * g.shape.key_size * kv_element(g.shape.k_type); }
+std::int64_t v_bytes(const KVGroup& g) { return std::int64_t{kBlock} * g.shape.kv_heads * g.shape.value_size * kv_element(g.shape.v_type); }
+// A block's layers lie side by side: blocks in use fill huge pages one after the other.
+std::int64_t block_bytes(const KVGroup& g) { return g.num_layers * (k_bytes(g) + v_bytes(g)); }
 
 }  // namespace
 
@@ -24,6 +24,9 @@ Pages::Pages(std::size_t bytes) : size_(bytes > 0 ? bytes : 1) {
   void* p = mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (p == MAP_FAILED) throw std::bad_alloc();
   data_ = static_cast<std::uint8_t*>(p);
+#ifdef MADV_HUGEPAGE
+  madvise(data_, size_, MADV_HUGEPAGE);  // a hint: kernels without huge pages refuse it
+#endif
 }
 
 Pages::~Pages() { munmap(data_, size_); }
@@ -32,21 +35,33 @@ Program::Program(Pool& pool, const KernelTable& kernels, std::size_t arena_bytes
     : pool_(pool), kernels_(kernels), arena_(arena_bytes), groups_(std::move(groups)), plans_(groups_.size()), planned_(groups_.size()), scratch_(kLogitRows) {
   for (const auto& g : groups_) {
     if (g.shape.key_size > 512 || g.shape.value_size > 512) throw std::invalid_argument("head sizes above 512 are not supported");
-    kv_memory_.push_back(std::make_unique<Pages>(static_cast<std::size_t>(g.num_layers * (k_layer_bytes(g) + v_layer_bytes(g)))));
+    kv_memory_.push_back(std::make_unique<Pages>(static_cast<std::size_t>(g.num_blocks * block_bytes(g))));
   }
 }
 
 KVLayout Program::layer(int g, int index) const {
   const KVGroup& group = groups_[static_cast<std::size_t>(g)];
   KVLayout layout = group.shape;
-  layout.k = kv_memory_[static_cast<std::size_t>(g)]->data() + index * (k_layer_bytes(group) + v_layer_bytes(group));
-  layout.v = layout.k + k_layer_bytes(group);
+  layout.k = kv_memory_[static_cast<std::size_t>(g)]->data() + index * (k_bytes(group) + v_bytes(group));
+  layout.v = layout.k + k_bytes(group);
+  layout.k_stride = layout.v_stride = block_bytes(group);
   return layout;
 }
 
 void Program::run(const Frame& frame, std::size_t first, std::size_t last) {
   std::fill(planned_.begin(), planned_.end(), false);
-  for (std::size_t i = first; i < last && i < instructions_.size(); ++i) instructions_[i]->run(*this, frame);
+  last = std::min(last, instructions_.size());
+  if (nanoseconds_.empty()) {
+    for (std::size_t i = first; i < last; ++i) instructions_[i]->run(*this, frame);
+    return;
+  }
+  auto before = std::chrono::steady_clock::now();
+  for (std::size_t i = first; i < last; ++i) {
+    instructions_[i]->run(*this, frame);
+    const auto now = std::chrono::steady_clock::now();
+    nanoseconds_[i] = std::chrono::duration_cast<std::chrono::nanoseconds>(now - before).count();
+    before = now;
+  }
 }
 
 std::vector<std::uint8_t> Program::read(const View& view, std::int64_t rows, std::int64_t row_bytes) const {

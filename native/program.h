@@ -13,7 +13,7 @@
 
 namespace yeoul {
 
-constexpr int kLogitRows = 16;  // rows of logits that exist at one time
+constexpr int kLogitRows = 32;  // rows of logits that exist at one time
 
 // Zeroed anonymous memory, committed page by page as it is touched.
 class Pages {
@@ -124,6 +124,11 @@ class Program {
   // Runs instructions [first, last) on the frame. Not reentrant.
   void run(const Frame& frame, std::size_t first, std::size_t last);
 
+  // Measure every instruction of the runs from now on, or stop: the clock is read once between two instructions.
+  void time(bool on) { nanoseconds_.assign(on ? instructions_.size() : 0, 0); }
+  // Of each instruction in the last run that was measured.
+  const std::vector<std::int64_t>& nanoseconds() const { return nanoseconds_; }
+
   // The first `row_bytes` of rows [0, rows) of a view as the last run left them. Throws std::out_of_range past the arena.
   std::vector<std::uint8_t> read(const View& view, std::int64_t rows, std::int64_t row_bytes) const;
 
@@ -161,6 +166,7 @@ class Program {
   std::vector<float> partials_, logits_;
   std::vector<SampleScratch> scratch_;
   std::vector<std::unique_ptr<Instruction>> instructions_;
+  std::vector<std::int64_t> nanoseconds_;  // empty: not measuring
 };
 
 std::unique_ptr<Instruction> make_embed(const PackedWeight* weight, View out);

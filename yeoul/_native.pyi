@@ -1,12 +1,17 @@
-# The native core as Python sees it. One entry for each `m.def` and class of native/bind.cpp, in the same order.
+# The native core as Python sees it. One entry for each binding of native/bind.cpp.
 import numpy as np
 
 SAMPLE_PARAMS_BYTES: int
 SAMPLE_RESULT_BYTES: int
 
+_View = tuple[int, int, int, bool]
+_Segment = tuple[PackedWeight, np.ndarray | None]
+_Group = tuple[int, int, int, int, str, str, int, int, np.ndarray]
+
 def isa_levels() -> list[str]: ...
 def uniform(seed: int, sequence: int, position: int) -> float: ...
 def packed_bytes(type: int, rows: int, k: int) -> int: ...
+def pack(type: int, rows: int, k: int, source: np.ndarray, arena: WeightArena, pool: Pool) -> PackedWeight: ...
 
 class LogitRules:
     def __init__(
@@ -39,13 +44,8 @@ class PackedWeight:
     def quantized(self) -> bool: ...
     def row(self, row: int) -> np.ndarray: ...
 
-def pack(type: int, rows: int, k: int, source: np.ndarray, arena: WeightArena, pool: Pool) -> PackedWeight: ...
-
-_View = tuple[int, int, int, bool]
-_Segment = tuple[PackedWeight, np.ndarray | None]
-
 class Program:
-    def __init__(self, pool: Pool, isa: str, arena_bytes: int, groups: list[tuple[object, ...]]) -> None: ...
+    def __init__(self, pool: Pool, isa: str, arena_bytes: int, groups: list[_Group]) -> None: ...
     def bind(
         self,
         tokens: np.ndarray,

@@ -15,11 +15,10 @@ import msgspec
 from yeoul.errors import ConfigError
 
 if TYPE_CHECKING:
-    from yeoul.engine.clock import Clock
-    from yeoul.exec.protocol import Executor
+    pass
 
 EXECUTORS = ("native", "reference", "reference-exact")
-ISAS = ("auto", "generic", "avx2", "avx512", "neon")
+ISAS = ("auto", "generic", "avx2", "avx512", "amx", "neon")
 KV_DTYPES = ("auto", "f16", "f32")
 BLOCK_SIZE = 16
 """Tokens per KV block. Fixed: one block is one vector of keys in the native attention kernel."""
@@ -35,7 +34,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """A catalogue name (`smollm2-135m`) or a path to a .gguf file."""
     served_model_name: str | None = None
     executor: str = "native"
-    """`native`; `reference` (numpy, rounding as native does) and `reference-exact` (numpy, float64) are slow oracles."""
+    """`native`; the slow oracles `reference` (numpy, rounding as native does) and `reference-exact` (float64)."""
     isa: str = "auto"
     """Kernel level of the native executor; `auto`: YEOUL_ISA if set, else the best this CPU has."""
     num_threads: int = 0
@@ -102,5 +101,3 @@ def home() -> Path:
     if value := os.environ.get("XDG_CACHE_HOME"):
         return Path(value) / "yeoul"
     return Path.home() / ".cache" / "yeoul"
-
-

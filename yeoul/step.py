@@ -98,10 +98,13 @@ class StepPlan(msgspec.Struct, frozen=True):
 
     @property
     def num_tokens(self) -> int:
+        """Tokens of all rows."""
         return sum(row.num_tokens for row in self.rows)
 
 
 class RowStatus(IntEnum):
+    """How a row went."""
+
     OK = 0
     NAN = 1
     """The row's logits hold a NaN or no finite value: the sequence ends with an error."""

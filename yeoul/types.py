@@ -21,6 +21,8 @@ MAX_LOGIT_BIAS = 300
 MAX_STOP_TOKEN_IDS = 128
 MAX_BAD_WORDS = 64
 MAX_BAD_WORD_BYTES = 256
+MAX_GRAMMAR_BYTES = 64 << 10
+MAX_REGEX_BYTES = 1 << 10
 
 
 class FinishReason(StrEnum):
@@ -37,6 +39,30 @@ class Pooling(StrEnum):
 
     LAST = "last"
     MEAN = "mean"
+
+
+class StructuredKind(StrEnum):
+    """How `Structured.source` is read. JSON: a JSON schema; CHOICE: a JSON array of texts; GRAMMAR: Lark."""
+
+    JSON = "json"
+    REGEX = "regex"
+    CHOICE = "choice"
+    GRAMMAR = "grammar"
+
+
+class Structured(msgspec.Struct, frozen=True):
+    """A form that the output must have. Raises RequestError for a source that is too long."""
+
+    kind: StructuredKind
+    source: str
+    param: str = "structured"
+    """The field that it came with, for errors."""
+
+    def __post_init__(self) -> None:
+        most = MAX_REGEX_BYTES if self.kind is StructuredKind.REGEX else MAX_GRAMMAR_BYTES
+        size = len(self.source.encode("utf-8", "surrogatepass"))
+        if not 0 < size <= most:
+            raise RequestError(f"the {self.kind} has {size} bytes; 1 to {most} are allowed", param=self.param)
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -72,6 +98,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """None: all. Otherwise no other token is generated."""
     bad_words: tuple[str, ...] = ()
     """Words that are not generated: their token sequences, alone and after a space, are never completed."""
+    structured: Structured | None = None
+    """The output's form; it ends where nothing may follow."""
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     """More tokens that end the output, whatever ignore_eos says; like an end token they count and are not shown."""
@@ -123,6 +151,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                 _check_int(name, token_id, 0, 2**31 - 1)
         if self.allowed_token_ids == ():
             raise RequestError("allowed_token_ids is empty: nothing could be generated", param="allowed_token_ids")
+        if self.structured is not None and self.min_tokens:
+            raise RequestError("min_tokens cannot be combined with structured output", param="min_tokens")
 
     @property
     def edits_logits(self) -> bool:
@@ -211,6 +241,8 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KVKind(StrEnum):
+    """How long a layer's keys and values live."""
+
     FULL = "full"
     WINDOW = "window"
 
@@ -244,6 +276,7 @@ class RopeSpec(msgspec.Struct, frozen=True):
 
     @property
     def rotary_dim(self) -> int:
+        """Leading dims of a head that rotate."""
         return 2 * len(self.frequencies)
 
 

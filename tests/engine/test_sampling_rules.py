@@ -1,4 +1,4 @@
-"""Edited logits in whole engines on tiny models: replies equal solo replies and the oracle's; fields do what they say."""
+"""Edited logits in whole engines on tiny models: replies equal solo ones and the oracle's; fields do what they say."""
 
 import pytest
 

@@ -22,12 +22,14 @@ from yeoul.ops.passes import fuse
 from yeoul.step import PlanRow, RowResult, RowStatus, SlotState, StepPlan, StepResult
 from yeoul.types import KVSpec
 
+NativeGroup = tuple[int, int, int, int, str, str, int, int, np.ndarray]
+"""A KV group as the core takes it: blocks, heads, sizes, dtypes, window, layers, block tables."""
 ROPE_STEP = 1024
 """Positions whose angles are computed at one time."""
 
 
 def choose_isa(isa: str) -> tuple[str, str]:
-    """The kernel level to use and why, `isa` being an option's value. Raises ConfigError for one that does not run here."""
+    """The kernel level to use and why, by an option's value. Raises ConfigError for one that does not run here."""
     levels = _native.isa_levels()
     forced, reason = (isa, "asked for") if isa != "auto" else (isa_override(), "YEOUL_ISA")
     if forced is None:
@@ -42,7 +44,10 @@ def choose_isa(isa: str) -> tuple[str, str]:
 
 
 class NativeExecutor:
-    """See the module. Raises ConfigError for a level that does not run here, UnsupportedModelError for a model it cannot."""
+    """See the module.
+
+    Raises ConfigError for a level that does not run here, UnsupportedModelError for what the kernels cannot run.
+    """
 
     max_in_flight = 1
 
@@ -142,10 +147,14 @@ class NativeExecutor:
     def _prepare(self, plan: StepPlan) -> int:
         """Fill the step's arrays; returns the number of tokens. Raises EngineError for a plan that does not fit."""
         for slot in plan.released_slots:
+            if not 0 <= slot < self._limits.max_num_seqs:
+                raise EngineError(f"step {plan.step_id} releases slot {slot}, which does not exist")
             self._states[slot] = None
             self._set_rules(slot, None)
         if len(plan.rows) > len(self._rows) or plan.num_tokens > len(self._tokens):
             raise EngineError(f"step {plan.step_id} is larger than the executor was built for")
+        if len({row.slot for row in plan.rows}) < len(plan.rows):
+            raise EngineError(f"step {plan.step_id} has two rows of one slot")
         begin = 0
         for index, row in enumerate(plan.rows):
             self._enter(row)
@@ -159,22 +168,27 @@ class NativeExecutor:
         return begin
 
     def _enter(self, row: PlanRow) -> None:
-        """Note what is new in the row's slot: its state, its blocks. Raises EngineError before anything is out of bounds."""
+        """Note what is new in the row's slot: its state, its blocks.
+
+        Raises EngineError before anything is out of bounds.
+        """
         slot, end = row.slot, row.start + row.num_tokens
         if not 0 <= slot < self._limits.max_num_seqs or not 0 <= row.start < end <= self._limits.max_model_len:
             raise EngineError(f"row of slot {slot}, positions {row.start} to {end}, is out of bounds")
+        if row.num_tokens != (len(row.token_ids) or 1):
+            raise EngineError(f"row of slot {slot} has {len(row.token_ids)} token ids for {row.num_tokens} tokens")
+        if len(row.new_blocks) != len(self._tables):
+            raise EngineError(f"row of slot {slot} has blocks for {len(row.new_blocks)} KV groups, not as the model")
         if row.state is not None:
             self._begin(slot, row.state)
             for lengths in self._lengths:
                 lengths[slot] = 0
         if self._states[slot] is None:
             raise EngineError(f"slot {slot} has no state")
-        for table, lengths, blocks in zip(self._tables, self._lengths, row.new_blocks, strict=True):
+        for group, blocks in enumerate(row.new_blocks):
             if blocks:
-                first = lengths[slot]
-                lengths[slot] = first + len(blocks)
-                table[slot, first : lengths[slot]] = blocks
-            if lengths[slot] * self._limits.block_size < end:
+                self._append_blocks(group, slot, blocks)
+            if self._lengths[group][slot] * self._limits.block_size < end:
                 raise EngineError(f"slot {slot} has too few blocks for {end} tokens")
 
     def _begin(self, slot: int, state: SlotState) -> None:
@@ -187,6 +201,15 @@ class NativeExecutor:
         if rules is not None or self._rules[slot] is not None:
             self._rules[slot] = rules
             self._program.set_rules(slot, rules)
+
+    def _append_blocks(self, group: int, slot: int, blocks: tuple[int, ...]) -> None:
+        first, table = self._lengths[group][slot], self._tables[group]
+        if min(blocks) < 0 or max(blocks) >= self._limits.num_blocks[group]:
+            raise EngineError(f"slot {slot} gets a block outside the pool of {self._limits.num_blocks[group]}")
+        if first + len(blocks) > table.shape[1]:
+            raise EngineError(f"slot {slot} gets more blocks than {self._limits.max_model_len} tokens need")
+        table[slot, first : first + len(blocks)] = blocks
+        self._lengths[group][slot] = first + len(blocks)
 
     def _check(self, num_tokens: int, plan: StepPlan) -> None:
         tokens = self._tokens[:num_tokens]
@@ -217,6 +240,6 @@ class NativeExecutor:
             rules.append(token)
 
 
-def _kv_group(spec: KVSpec, num_layers: int, num_blocks: int, table: np.ndarray) -> tuple[object, ...]:
+def _kv_group(spec: KVSpec, num_layers: int, num_blocks: int, table: np.ndarray) -> NativeGroup:
     sizes = (num_blocks, spec.num_kv_heads, spec.key_size, spec.value_size)
     return (*sizes, spec.k_dtype, spec.v_dtype, spec.window, num_layers, table)

@@ -95,7 +95,7 @@ class NativeOutputs:
         program.bind(tokens, positions, rows, *arrays, row_nan)
 
     def prepare(self, plan: StepPlan, rows: np.ndarray, states: Sequence[SlotState | None]) -> None:
-        """Fill the arrays. `rows`: int32 [rows, 4], as the program has them. Raises EngineError for what does not fit."""
+        """Fill the arrays. `rows`: int32 [rows, 4], as the program has them. Raises EngineError for what cannot be."""
         count = num_masks = 0
         for index, row in enumerate(plan.rows):
             state, begin = states[row.slot], int(rows[index, 1])

@@ -204,6 +204,9 @@ class ReferenceExecutor:
     def _gather_rows(self, op: v.GatherRows, env: dict[int, Array], frame: Frame, wanted: Array) -> Array:
         return np.take(env[op.x.id], wanted, axis=0)
 
+    def _logits(self, op: v.Logits, env: dict[int, Array], frame: Frame, wanted: Array) -> Array:
+        return self._matmul(_wide(env, op.x), op.weight)
+
     def _matmul(self, x: Array, name: str) -> Array:
         """x @ W.T in float64, a tile of W at a time."""
         if self._mode == "as_native" and self._weights[name].type.name.startswith("Q"):
@@ -246,6 +249,7 @@ RULES: MappingProxyType[type[v.Op], Callable[..., Array]] = MappingProxyType(
         v.Add: ReferenceExecutor._add,
         v.Scale: ReferenceExecutor._scale,
         v.GatherRows: ReferenceExecutor._gather_rows,
+        v.Logits: ReferenceExecutor._logits,
     }
 )
 

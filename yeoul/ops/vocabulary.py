@@ -38,7 +38,7 @@ class Activation(StrEnum):
 
 @dataclass(frozen=True)
 class Segment:
-    """A part of a linear op's output: `size` columns, computed from the weight [size, in] and an optional bias [size]."""
+    """A part of a linear op's output: `size` columns, from the weight [size, in] and an optional bias [size]."""
 
     weight: str
     size: int
@@ -129,12 +129,16 @@ class GatedActivation(Op):
 
 @dataclass(frozen=True)
 class Add(Op):
+    """a + b."""
+
     a: Value
     b: Value
 
 
 @dataclass(frozen=True)
 class Scale(Op):
+    """x times a constant."""
+
     x: Value
     factor: float
 
@@ -175,7 +179,7 @@ class Program:
 
     @property
     def kv_groups(self) -> tuple[tuple[KVSpec, tuple[int, ...]], ...]:
-        """Distinct KVSpecs in order of first use, each with the layers that have it: the order of all per-group data."""
+        """Distinct KVSpecs in order of first use, each with its layers: the order of all per-group data."""
         groups: dict[KVSpec, list[int]] = {}
         for layer, spec in enumerate(self.kv_specs):
             groups.setdefault(spec, []).append(layer)
