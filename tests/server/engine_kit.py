@@ -25,7 +25,8 @@ class EngineKit:
         self.tokenizer = self.engine.tokenizer
         self.client = InprocClient(self.engine)
         max_model_len = self.client.info.max_model_len
-        self.text = TextService(self.tokenizer, load_template(self.engine.metadata), max_model_len=max_model_len)
+        template, grammars = load_template(self.engine.metadata), self.engine.grammars
+        self.text = TextService(self.tokenizer, template, max_model_len=max_model_len, grammars=grammars)
         self.app = create_app(self.client, self.text, ServerOptions(port=0))
 
     def request(self, path: str, body: dict[str, Any]) -> httpx.Response:

@@ -154,7 +154,6 @@ def test_neutral_values_are_accepted_and_others_refused_by_name(kit, path):
 @pytest.mark.parametrize(
     "fields",
     [
-        {"response_format": {"type": "json_object"}},
         {"add_special_tokens": False},
     ],
     ids=str,

@@ -72,6 +72,7 @@ def resolve(config: EngineConfig) -> EngineConfig:
 def assemble(config: EngineConfig, model: Model, tokenizer: Tokenizer) -> Engine:
     """An engine from a resolved configuration and a loaded model. Raises ConfigError."""
     from yeoul.text.detokenizer import OutputText
+    from yeoul.text.grammar import GrammarCompiler
 
     sizing = _size(config, model)
     megabytes = sum(tensor.data.nbytes for tensor in model.weights.values()) / 1e6
@@ -101,6 +102,7 @@ def assemble(config: EngineConfig, model: Model, tokenizer: Tokenizer) -> Engine
             seed=config.seed,
             max_waiting_tokens=config.max_waiting_tokens or WAITING_CONTEXTS * sizing.max_model_len,
             tokenizer=tokenizer,
+            grammars=GrammarCompiler(tokenizer, model.spec.vocab_size),
             metadata=model.metadata,
         )
     )

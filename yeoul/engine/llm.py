@@ -135,6 +135,8 @@ class LLM:
         requests = [self._request(ids, own) for ids, own in zip(encoded, each, strict=True)]
         for request in requests:
             self.engine.check(request)
+            if request.params.structured is not None:
+                self.engine.start_grammar(request.params.structured)
         results = {
             request.request_id: _empty(request, prompt) for request, prompt in zip(requests, prompts, strict=True)
         }

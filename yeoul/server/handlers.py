@@ -117,6 +117,7 @@ class Handlers:
         self, request: Request, call: Call, shape: Shape, prompts: list[list[int]], echoes: Sequence[str] = ()
     ) -> Response:
         request_id = request_id_of(request.scope)
+        await self._text.check_structured(call.params.structured)
         bad_words = await self._text.bad_word_ids(call.params.bad_words)
         generation = Generation(
             self._client, [self._engine_request(request_id, call, ids, bad_words) for ids in prompts]

@@ -8,6 +8,7 @@ from typing import Any
 
 from yeoul.server.wire.call import IGNORED
 from yeoul.server.wire.chat import ROLES
+from yeoul.server.wire.structured import FORMATS, OUTPUTS
 from yeoul.types import (
     MAX_BAD_WORDS,
     MAX_LOGIT_BIAS,
@@ -85,6 +86,25 @@ _SHARED: dict[str, Schema] = {
         "description": "Words that are not generated, as they are and after a space.",
         "items": {"type": "string"},
         "maxItems": MAX_BAD_WORDS,
+    },
+    "response_format": {
+        "type": "object",
+        "description": "The reply's form: text, any JSON object, or JSON of a schema.",
+        "properties": {
+            "type": {"type": "string", "enum": list(FORMATS)},
+            "json_schema": {"type": "object", "properties": {"name": {"type": "string"}, "schema": {"type": "object"}}},
+        },
+    },
+    "structured_outputs": {
+        "type": "object",
+        "description": "The reply's form, as exactly one of: " + ", ".join(OUTPUTS) + ".",
+        "properties": {
+            "json": {"type": ["object", "string"]},
+            "regex": {"type": "string"},
+            "choice": {"type": "array", "items": {"type": "string"}},
+            "grammar": {"type": "string"},
+            "json_object": {"const": True},
+        },
     },
     "truncate_prompt_tokens": _integer(1, 2**31 - 1, "Only so many of the prompt's last tokens are used."),
     "priority": _integer(-(2**31), 2**31 - 1, "Lower is served earlier."),

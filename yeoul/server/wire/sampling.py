@@ -9,6 +9,7 @@ from typing import Any
 
 from yeoul.server.wire.fields import Fields, kind
 from yeoul.server.wire.parse import show
+from yeoul.server.wire.structured import read_structured
 from yeoul.types import (
     MAX_BAD_WORD_BYTES,
     MAX_BAD_WORDS,
@@ -41,6 +42,7 @@ def read_sampling(
         "seed": fields.integer("seed", -(2**63), 2**63 - 1),
         "n": fields.integer("n", 1, MAX_SEQUENCES_PER_REQUEST),
         "ignore_eos": fields.boolean("ignore_eos"),
+        "structured": read_structured(fields),
         **_read_edits(fields, vocab_size),
         **_read_ends(fields, vocab_size),
     }
