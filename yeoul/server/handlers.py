@@ -11,6 +11,7 @@ from contextlib import aclosing
 from importlib.metadata import version
 from typing import Any
 
+import numpy as np
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
@@ -29,7 +30,9 @@ from yeoul.server.text_service import TextService
 from yeoul.server.wire.call import Call, model_not_served
 from yeoul.server.wire.chat import parse_chat
 from yeoul.server.wire.completions import parse_completion
+from yeoul.server.wire.embeddings import embedding_body, parse_embedding, unit_vector
 from yeoul.server.wire.parse import parse_object
+from yeoul.types import Pooling
 from yeoul.types import Request as EngineRequest
 
 
@@ -69,9 +72,7 @@ class Handlers:
             max_prompts=self._options.max_prompts,
             max_sequences=self._options.max_sequences,
         )
-        prompts = [p if isinstance(p, list) else await self._text.encode(p) for p in call.prompts]
-        if call.truncate_prompt_tokens is not None:
-            prompts = [ids[-call.truncate_prompt_tokens :] for ids in prompts]
+        prompts = await self._encode(call, call.prompts)
         echoes = [self._text.decode(ids) for ids in prompts] if call.echo else []
         return await self._answer(request, call, COMPLETION, prompts, echoes)
 
@@ -85,10 +86,32 @@ class Handlers:
             vocab_size=self._client.info.vocab_size,
             max_messages=self._options.max_messages,
         )
-        prompt = await self._text.encode_chat(call.messages)
-        if call.truncate_prompt_tokens is not None:
-            prompt = prompt[-call.truncate_prompt_tokens :]
+        prompt = _last(await self._text.encode_chat(call.messages), call.truncate_prompt_tokens)
         return await self._answer(request, call, CHAT, [prompt])
+
+    async def embeddings(self, request: Request) -> Response:
+        """One vector of length one for each input."""
+        self._refuse_new_work()
+        members = parse_object(await read_body(request, self._options.max_body_bytes))
+        call = parse_embedding(
+            members,
+            served=self._served,
+            vocab_size=self._client.info.vocab_size,
+            max_inputs=self._options.max_sequences,
+        )
+        inputs = await self._encode(call, call.inputs)
+        request_id = request_id_of(request.scope)
+        asked = [self._engine_request(request_id, call, ids, (), call.pooling) for ids in inputs]
+        generation = Generation(self._client, asked)
+        try:
+            vectors = await unless_disconnected(request.receive, _collect_vectors(generation, len(inputs)))
+        finally:
+            await generation.aclose()
+        return _json(embedding_body(call, vectors, generation.usage))
+
+    async def _encode(self, call: Call, prompts: Sequence[str | list[int]]) -> list[list[int]]:
+        encoded = [p if isinstance(p, list) else await self._text.encode(p) for p in prompts]
+        return [_last(ids, call.truncate_prompt_tokens) for ids in encoded]
 
     async def health(self, request: Request) -> Response:
         """200 while the engine's loop moves, 503 when it is gone or stuck."""
@@ -139,7 +162,12 @@ class Handlers:
             await generation.aclose()
 
     def _engine_request(
-        self, request_id: str, call: Call, prompt: list[int], bad_words: tuple[tuple[int, ...], ...]
+        self,
+        request_id: str,
+        call: Call,
+        prompt: list[int],
+        bad_words: tuple[tuple[int, ...], ...],
+        pooling: Pooling | None = None,
     ) -> EngineRequest:
         """The engine's ids are unique in this process even where clients repeat theirs."""
         return EngineRequest(
@@ -149,6 +177,7 @@ class Handlers:
             priority=call.priority,
             cache_salt=call.cache_salt,
             bad_word_ids=bad_words,
+            pooling=pooling,
         )
 
     def _refuse_new_work(self) -> None:
@@ -178,6 +207,19 @@ async def _collect(generation: Generation, answer: Answer) -> Response:
         async for choice in outputs:
             answer.add(choice)
     return _json(answer.body(generation.usage))
+
+
+async def _collect_vectors(generation: Generation, count: int) -> list[np.ndarray]:
+    vectors: dict[int, np.ndarray] = {}
+    async with aclosing(generation.outputs()) as outputs:
+        async for choice in outputs:
+            vectors[choice.index] = unit_vector(choice.output.pooled)
+    return [vectors[index] for index in range(count)]
+
+
+def _last(ids: list[int], count: int | None) -> list[int]:
+    """At most the last `count` ids."""
+    return ids if count is None else ids[-count:]
 
 
 def _json(body: dict[str, Any]) -> Response:

@@ -16,6 +16,7 @@ from yeoul.types import (
     MAX_SEQUENCES_PER_REQUEST,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
+    Pooling,
 )
 
 DESCRIPTION = (
@@ -107,7 +108,7 @@ _SHARED: dict[str, Schema] = {
         },
     },
     "truncate_prompt_tokens": _integer(1, 2**31 - 1, "Only so many of the prompt's last tokens are used."),
-    "priority": _integer(-(2**31), 2**31 - 1, "Lower is served earlier."),
+    "priority": _integer(-(2**31), 2**31 - 1, "Lower is served earlier, where the server schedules by priority."),
     "cache_salt": {**_string("Prompts share cached blocks only with the same salt."), "maxLength": 128},
     "return_token_ids": _boolean("Give the token ids of prompt and reply."),
     "stream": _boolean("Send server-sent events."),
@@ -158,6 +159,13 @@ CHAT_PROPERTIES: dict[str, Schema] = {
     "top_logprobs": _integer(0, MAX_LOGPROBS, "And of this many likeliest tokens; needs logprobs."),
     **_SHARED,
 }
+EMBEDDING_PROPERTIES: dict[str, Schema] = {
+    "input": COMPLETION_PROPERTIES["prompt"],
+    "model": _SHARED["model"],
+    "encoding_format": {"type": "string", "enum": ["float", "base64"], "description": "base64: float32 values."},
+    "pooling": {"type": "string", "enum": list(Pooling), "description": "Of the last hidden states; default last."},
+    **{name: _SHARED[name] for name in ("truncate_prompt_tokens", "priority", "cache_salt")},
+}
 _ERROR: Schema = {
     "type": "object",
     "properties": {
@@ -195,3 +203,4 @@ def _nullable(schema: Schema) -> Schema:
 
 COMPLETION_EXTRA = _extra(COMPLETION_PROPERTIES, "prompt")
 CHAT_EXTRA = _extra(CHAT_PROPERTIES, "messages")
+EMBEDDING_EXTRA = _extra(EMBEDDING_PROPERTIES, "input")

@@ -103,7 +103,7 @@ def read_delivery(fields: Fields) -> dict[str, Any]:
         "continuous_usage": continuous_usage,
         "return_token_ids": fields.boolean("return_token_ids"),
         "priority": fields.integer("priority", -MAX_INT - 1, MAX_INT) or 0,
-        "cache_salt": _read_salt(fields),
+        "cache_salt": read_salt(fields),
         "truncate_prompt_tokens": fields.integer("truncate_prompt_tokens", 1, MAX_INT),
     }
 
@@ -124,7 +124,8 @@ def _read_stream_options(fields: Fields, stream: bool) -> tuple[bool, bool]:
     return include_usage, continuous
 
 
-def _read_salt(fields: Fields) -> str | None:
+def read_salt(fields: Fields) -> str | None:
+    """`cache_salt`: 1 to 128 characters."""
     salt = fields.string("cache_salt")
     if salt is not None and not CACHE_SALT.fullmatch(salt):
         fields.refuse("cache_salt", "must be 1 to 128 letters, digits, dots, underscores or dashes")
