@@ -138,7 +138,7 @@ class NativeExecutor:
     def _run(self, plan: StepPlan) -> StepResult:
         started = self._clock()
         num_tokens = self._prepare(plan)
-        self._outputs.prepare(plan, self._rows, self._states)
+        self._outputs.prepare(plan, self._rows[: len(plan.rows), 1].tolist(), self._states)
         num_gathered, num_logits = self._outputs.counts
         self._program.run(num_tokens, len(plan.rows), num_gathered, num_logits, None, 0, len(self._program))
         rows = self._collect_rows(plan)

@@ -43,6 +43,8 @@ RESULT = np.dtype(
 SAMPLE, SCORE, POOL = 0, 1, 2
 """native/program.h OutputKind."""
 NO_MASK = -1
+NO_SAMPLING = (0.0, 1.0, 0.0, 0, 0, 0, 0)
+"""SAMPLING of a score, but for the number of log-probabilities."""
 
 
 def logit_rules(rules: LogitRules, vocab_size: int) -> _native.LogitRules:
@@ -64,6 +66,20 @@ def logit_rules(rules: LogitRules, vocab_size: int) -> _native.LogitRules:
         )
     except ValueError as error:
         raise EngineError(str(error)) from error
+
+
+def _sampling(row: PlanRow, state: SlotState) -> tuple[float, ...]:
+    """One entry of SAMPLING."""
+    return (
+        state.temperature,
+        state.top_p,
+        state.min_p,
+        max(state.top_k, 0),
+        state.seed,
+        state.sequence_index,
+        row.start + row.num_tokens,
+        state.num_logprobs,
+    )
 
 
 class NativeOutputs:
@@ -94,64 +110,51 @@ class NativeOutputs:
         arrays = (self.gathered, self._outputs, self._masks, self.pooled, sampling, results)
         program.bind(tokens, positions, rows, *arrays, row_nan)
 
-    def prepare(self, plan: StepPlan, rows: np.ndarray, states: Sequence[SlotState | None]) -> None:
-        """Fill the arrays. `rows`: int32 [rows, 4], as the program has them. Raises EngineError for what cannot be."""
-        count = num_masks = 0
-        for index, row in enumerate(plan.rows):
-            state, begin = states[row.slot], int(rows[index, 1])
+    def prepare(self, plan: StepPlan, begins: Sequence[int], states: Sequence[SlotState | None]) -> None:
+        """Fill the arrays. `begins`: each row's first token in the step. Raises EngineError for what cannot be."""
+        gathered: list[int] = []
+        outputs: list[tuple[int, int, int, int]] = []
+        sampling: list[tuple[float, ...]] = []
+        num_masks = 0
+        for row, begin in zip(plan.rows, begins, strict=True):
+            state = states[row.slot]
             if state is None:
                 raise EngineError(f"slot {row.slot} has no state")
-            count = self._score(count, row, begin, state)
+            if row.score_targets:
+                gathered += self._span(row, begin, row.score_first, len(row.score_targets))
+                outputs += [(SCORE, row.slot, target, NO_MASK) for target in row.score_targets]
+                sampling += [(*NO_SAMPLING, state.num_score_logprobs)] * len(row.score_targets)
             if row.sample:
-                mask = NO_MASK
+                gathered.append(begin + row.num_tokens - 1)
+                outputs.append((SAMPLE, row.slot, 0, num_masks if row.mask else NO_MASK))
+                sampling.append(_sampling(row, state))
                 if row.mask:
-                    mask, num_masks = num_masks, num_masks + 1
-                    self._set_mask(mask, row.mask)
-                self._sample(count, row, begin, state, mask)
-                count += 1
-        num_logits = count
-        for index, row in enumerate(plan.rows):
-            count = self._pool(count, row, int(rows[index, 1]))
-        self.counts = (count, num_logits)
+                    self._set_mask(num_masks, row.mask)
+                    num_masks += 1
+        num_logits = len(gathered)
+        for row, begin in zip(plan.rows, begins, strict=True):
+            if row.num_pooled:
+                gathered += self._span(row, begin, row.num_tokens - row.num_pooled, row.num_pooled)
+                outputs += [(POOL, row.slot, 0, NO_MASK)] * row.num_pooled
+        self._fill(gathered, outputs, sampling)
+        self.counts = (len(gathered), num_logits)
 
-    def _sample(self, at: int, row: PlanRow, begin: int, state: SlotState, mask: int) -> None:
-        self.gathered[at] = begin + row.num_tokens - 1
-        self._outputs[at] = (SAMPLE, row.slot, 0, mask)
-        self._sampling[at] = (
-            state.temperature,
-            state.top_p,
-            state.min_p,
-            max(state.top_k, 0),
-            state.seed,
-            state.sequence_index,
-            row.start + row.num_tokens,
-            state.num_logprobs,
-        )
+    def _fill(
+        self, gathered: list[int], outputs: list[tuple[int, int, int, int]], sampling: list[tuple[float, ...]]
+    ) -> None:
+        if len(gathered) > len(self.gathered):
+            raise EngineError(f"{len(gathered)} outputs are more than the executor was built for")
+        if gathered:
+            self.gathered[: len(gathered)] = gathered
+            self._outputs[: len(outputs)] = outputs
+        if sampling:
+            self._sampling[: len(sampling)] = sampling
 
-    def _score(self, at: int, row: PlanRow, begin: int, state: SlotState) -> int:
-        """Returns the next free output, as does `_pool`."""
-        end = at + len(row.score_targets)
-        if end > at:
-            self._check_span(row, row.score_first, row.score_first + end - at, end)
-            first = begin + row.score_first
-            self.gathered[at:end] = np.arange(first, first + end - at)
-            self._outputs[at:end] = (SCORE, row.slot, 0, NO_MASK)
-            self._outputs[at:end, 2] = row.score_targets
-            self._sampling["num_logprobs"][at:end] = state.num_score_logprobs
-        return end
-
-    def _pool(self, at: int, row: PlanRow, begin: int) -> int:
-        end = at + row.num_pooled
-        if end > at:
-            last = begin + row.num_tokens
-            self._check_span(row, row.num_tokens - row.num_pooled, row.num_tokens, end)
-            self.gathered[at:end] = np.arange(last - row.num_pooled, last)
-            self._outputs[at:end] = (POOL, row.slot, 0, NO_MASK)
-        return end
-
-    def _check_span(self, row: PlanRow, first: int, end: int, outputs: int) -> None:
-        if not 0 <= first < end <= row.num_tokens or outputs > len(self.gathered):
+    def _span(self, row: PlanRow, begin: int, first: int, count: int) -> range:
+        """`count` of a row's tokens from `first` on, as tokens of the step."""
+        if not 0 <= first < first + count <= row.num_tokens:
             raise EngineError(f"slot {row.slot}: outputs are wanted of tokens that the row does not have")
+        return range(begin + first, begin + first + count)
 
     def _set_mask(self, at: int, mask: bytes) -> None:
         if len(mask) != self._masks.shape[1] * 4:
@@ -160,33 +163,38 @@ class NativeOutputs:
 
     def collect(self, plan: StepPlan, states: Sequence[SlotState | None]) -> list[RowResult]:
         """The rows' results, in the plan's order, as far as they do not depend on broken keys."""
-        tokens, statuses = self._results["token"].tolist(), self._results["status"].tolist()
+        count = self.counts[1]
+        tokens, statuses = self._results["token"][:count].tolist(), self._results["status"][:count].tolist()
         results: list[RowResult] = []
         at = 0
         for row in plan.rows:
             end = at + len(row.score_targets) + row.sample
-            bad = next((status for status in statuses[at:end] if status), 0)
-            if bad:
-                results.append(RowResult(status=RowStatus(bad)))
-            elif row.num_pooled and not np.isfinite(self.pooled[row.slot]).all():
-                results.append(RowResult(status=RowStatus.NAN))
-            elif end == at and not row.num_pooled:
-                results.append(RowResult())
-            else:
+            bad = max(statuses[at:end], default=0)
+            if bad or (row.num_pooled and not np.isfinite(self.pooled[row.slot]).all()):
+                results.append(RowResult(status=RowStatus(bad) if bad else RowStatus.NAN))
+            elif row.score_targets or row.num_pooled:
                 results.append(self._row(row, at, end, tokens, states[row.slot]))
+            elif row.sample:
+                results.append(RowResult((tokens[at],), self._logprobs(at, states[row.slot])))
+            else:
+                results.append(RowResult())
             at = end
         return results
 
     def _row(self, row: PlanRow, at: int, end: int, tokens: list[int], state: SlotState | None) -> RowResult:
         last = end - row.sample
-        num_logprobs = -1 if state is None else state.num_logprobs
         num_scores = 0 if state is None else state.num_score_logprobs
         return RowResult(
             token_ids=(tokens[last],) if row.sample else (),
-            logprobs=(self._logprob(last, num_logprobs),) if row.sample and num_logprobs >= 0 else (),
+            logprobs=self._logprobs(last, state) if row.sample else (),
             scores=tuple([self._logprob(i, num_scores) for i in range(at, last)]),
             pooled=self.pooled[row.slot].astype("<f8").tobytes() if row.num_pooled else b"",
         )
+
+    def _logprobs(self, at: int, state: SlotState | None) -> tuple[TokenLogprob, ...]:
+        if state is None or state.num_logprobs < 0:
+            return ()
+        return (self._logprob(at, state.num_logprobs),)
 
     def _logprob(self, at: int, k: int) -> TokenLogprob:
         found = self._results[at]
