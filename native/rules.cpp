@@ -16,7 +16,11 @@ LogitRules::LogitRules(std::int32_t vocab, LogitEdits edits, const std::vector<s
     : vocab_(vocab), edits_(std::move(edits)) {
   for (const auto& [token, value] : edits_.bias) check(token);
   for (const std::int32_t token : edits_.end_ids) check(token);
-  for (const std::int32_t token : edits_.allowed) check(token);
+  if (edits_.only_allowed) allowed_.resize(static_cast<std::size_t>(vocab_ + 31) / 32);
+  for (const std::int32_t token : edits_.allowed) {
+    check(token);
+    if (edits_.only_allowed) allowed_[static_cast<std::size_t>(token / 32)] |= 1u << (token % 32);
+  }
   for (const auto& word : edits_.bad_words) {
     if (word.empty()) throw std::invalid_argument("a bad word has no tokens");
     for (const std::int32_t token : word) check(token);
@@ -66,10 +70,7 @@ void LogitRules::ban(std::int64_t position, float* out) const {
     if (before > output_.size() || !std::equal(word.begin(), word.end() - 1, output_.end() - static_cast<std::ptrdiff_t>(before))) continue;
     out[word.back()] = kBanned;
   }
-  if (!edits_.only_allowed) return;
-  std::vector<std::uint32_t> mask(static_cast<std::size_t>(vocab_ + 31) / 32);
-  for (const std::int32_t token : edits_.allowed) mask[static_cast<std::size_t>(token / 32)] |= 1u << (token % 32);
-  apply_mask(mask.data(), vocab_, out);
+  if (!allowed_.empty()) apply_mask(allowed_.data(), vocab_, out);
 }
 
 void apply_mask(const std::uint32_t* mask, std::int32_t vocab, float* out) {

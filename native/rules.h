@@ -39,6 +39,7 @@ class LogitRules {
   std::int32_t vocab_;
   LogitEdits edits_;
   std::unordered_map<std::int32_t, std::int32_t> counts_;  // every token of the sequence, with how often it was generated
+  std::vector<std::uint32_t> allowed_;                     // mask; empty: all
   std::vector<std::int32_t> output_;                       // in order; only kept where there are bad words
 };
 

@@ -38,7 +38,8 @@ class LogitRules(msgspec.Struct, frozen=True, kw_only=True):
     """None: all. Otherwise every other token is banned."""
     num_prompt_tokens: int = 0
     history: tuple[int, ...] = ()
-    """Every token of the sequence that is known when its stay begins; later ones are those that the slot samples."""
+    """Every token of the sequence that is known when its stay begins, where an edit depends on them. The slot adds what
+    it samples."""
 
 
 class SlotState(msgspec.Struct, frozen=True):

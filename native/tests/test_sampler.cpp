@@ -148,6 +148,36 @@ void test_broken_rows(const KernelTable& kernels) {
   }
 }
 
+// Edits change what is drawn and nothing that is reported; a score is the target's log-probability.
+void test_edits(const KernelTable& kernels) {
+  Random random(12);
+  SampleScratch scratch;
+  for (int i = 0; i < 40; ++i) {
+    const auto logits = random_logits(random, random.pick<int>({33, 64, 500}));
+    const auto n = static_cast<std::int32_t>(logits.size());
+    Guarded<float> row(logits, true);
+    const std::int32_t only = random.below(n), banned = (only + 1) % n;
+    const SampleParams p{random.coin() ? 0.0f : 1.0f, 1.0f, 0.0f, 0, random.next(), 0, 7, kMaxTop};
+    LogitEdits edits;
+    edits.bias = {{only, 1000.0}, {banned, 2000.0}};
+    edits.end_ids = {banned};
+    edits.first_end = 8;
+    const LogitRules rules(n, edits, {}, {});
+    const SampleResult forced = sample(row.data(), n, p, {&rules, nullptr}, kernels, scratch);
+    CHECK(forced.status == kSampleOk && forced.token == only, "%s drew %d, not %d", kernels.name, forced.token, only);
+    check_logprobs(kernels, logits, forced, kMaxTop);
+    std::vector<std::uint32_t> mask(static_cast<std::size_t>(n + 31) / 32);
+    const SampleResult none = sample(row.data(), n, p, {nullptr, mask.data()}, kernels, scratch);
+    CHECK(none.status == kSampleNothing, "%s: an empty mask has status %d", kernels.name, none.status);
+    mask[static_cast<std::size_t>(only / 32)] = 1u << (only % 32);
+    CHECK(sample(row.data(), n, p, {nullptr, mask.data()}, kernels, scratch).token == only, "%s left the mask", kernels.name);
+    const SampleResult scored = score(row.data(), n, only, 3, kernels, scratch);
+    CHECK(scored.token == only && scored.status == kSampleOk, "%s scored %d", kernels.name, scored.token);
+    check_logprobs(kernels, logits, scored, 3);
+    CHECK(score(row.data(), n, n, 0, kernels, scratch).status == kSampleNan, "%s: a target outside", kernels.name);
+  }
+}
+
 }  // namespace
 
 void test_sampler(bool quick) {
@@ -155,6 +185,7 @@ void test_sampler(bool quick) {
   for (const auto* kernels : levels()) {
     test_draws(*kernels, quick);
     test_broken_rows(*kernels);
+    test_edits(*kernels);
   }
 }
 

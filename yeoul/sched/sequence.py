@@ -141,6 +141,7 @@ class Sequence:
     def _rules(self, end_tokens: frozenset[int]) -> LogitRules:
         """The history goes along, so that a sequence that was preempted continues as if it had not been."""
         params = self.request.params
+        penalized = params.frequency_penalty or params.presence_penalty or params.repetition_penalty != 1
         ends = (end_tokens if not params.ignore_eos else frozenset()) | frozenset(params.stop_token_ids)
         return LogitRules(
             repetition_penalty=float(params.repetition_penalty),
@@ -152,7 +153,7 @@ class Sequence:
             bad_words=self.request.bad_word_ids,
             allowed=params.allowed_token_ids,
             num_prompt_tokens=self.num_prompt_tokens,
-            history=tuple(self.token_ids),
+            history=tuple(self.token_ids) if penalized or params.bad_words else (),
         )
 
     def leave_slot(self) -> None:

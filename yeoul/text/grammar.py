@@ -10,7 +10,7 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from yeoul.errors import EngineError, RequestError
 from yeoul.text.tokenizer import Tokenizer
@@ -67,6 +67,7 @@ class GrammarCompiler:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._lock = threading.Lock()
+        self._view_lock = threading.Lock()
         self._view: LLTokenizer | None = None
         self._compiled: OrderedDict[Structured, LLMatcher] = OrderedDict()
 
@@ -77,24 +78,31 @@ class GrammarCompiler:
         """
         with self._lock:
             matcher = self._compiled.get(structured)
-            if matcher is None:
-                matcher = self._compile(structured)
+        if matcher is None:
+            # Without the lock: nobody who wants what is ready waits for this.
+            matcher = self._compile(structured)
+        with self._lock:
             self._compiled[structured] = matcher
             self._compiled.move_to_end(structured)
             while len(self._compiled) > CACHED_GRAMMARS:
                 self._compiled.popitem(last=False)
-            return Grammar(matcher.deep_copy(), -(-self._vocab_size // 32) * 4)
+        return Grammar(matcher.deep_copy(), -(-self._vocab_size // 32) * 4)
 
     def _compile(self, structured: Structured) -> LLMatcher:
         from llguidance import LLMatcher, LLParserLimits
 
-        if self._view is None:
-            self._view = _tokenizer_view(self._tokenizer, self._vocab_size)
         limits = LLParserLimits(max_lexer_states=MAX_LEXER_STATES, max_grammar_size=MAX_GRAMMAR_SIZE)
-        matcher = LLMatcher(self._view, _grammar_text(structured), log_level=0, limits=limits)
+        matcher = LLMatcher(self._tokens(), _grammar_text(structured), log_level=0, limits=limits)
         if matcher.is_error():
             raise _refusal(structured, matcher.get_error())
         return matcher
+
+    def _tokens(self) -> LLTokenizer:
+        """The vocabulary as llguidance needs it: made once, in about a second."""
+        with self._view_lock:
+            if self._view is None:
+                self._view = _tokenizer_view(self._tokenizer, self._vocab_size)
+            return self._view
 
 
 def _grammar_text(structured: Structured) -> str:
@@ -146,7 +154,7 @@ class _View:
         return self._tokenizer.encode(plain, add_special=False)
 
 
-def _tokenizer_view(tokenizer: Tokenizer, vocab_size: int) -> Any:
+def _tokenizer_view(tokenizer: Tokenizer, vocab_size: int) -> LLTokenizer:
     from llguidance import LLTokenizer, TokenizerWrapper
 
     if not tokenizer.end_ids:
