@@ -52,7 +52,9 @@ def build_engine(config: EngineConfig) -> Engine:
     config = resolve(config)
     file = GGUFFile.open(find_model(config.model))
     model = load_model(file, k_dtype=config.kv_cache_dtype, v_dtype=config.kv_cache_dtype)
-    return assemble(config, model, load_tokenizer(file.metadata))
+    engine = assemble(config, model, load_tokenizer(file.metadata))
+    file.release()
+    return engine
 
 
 def resolve(config: EngineConfig) -> EngineConfig:
