@@ -46,15 +46,31 @@ struct StepRow {
   std::int32_t position;  // of its first token
 };
 
+// What is wanted of a gathered token.
+enum OutputKind : std::int32_t { kOutputSample = 0, kOutputScore = 1, kOutputPool = 2 };
+
+struct RowOutput {
+  std::int32_t kind;
+  std::int32_t slot;    // whose rules, or whose pooled sum
+  std::int32_t target;  // of a score: the token whose log-probability is wanted
+  std::int32_t mask;    // of a sample: row of `masks`, or -1
+};
+
 // All inputs and outputs of a step. Pointers stay the caller's.
 struct Frame {
   std::int32_t num_tokens = 0, num_rows = 0, num_gathered = 0;
   const std::int32_t* tokens = nullptr;     // [T] token ids
   const std::int32_t* positions = nullptr;  // [T]
   const StepRow* rows = nullptr;            // [num_rows], tokens side by side in this order
-  const std::int32_t* gathered = nullptr;   // [R] tokens whose logits are wanted
+  const std::int32_t* gathered = nullptr;   // [R] tokens of which something is wanted; those to pool come last
+  std::int32_t num_logits = 0;              // of these, how many need logits
+  const RowOutput* outputs = nullptr;       // [R]
   const SampleParams* sampling = nullptr;   // [R]
-  SampleResult* results = nullptr;          // [R]; null: leave the logits instead
+  const LogitRules* const* rules = nullptr; // [slots], null where a slot has none
+  const std::uint32_t* masks = nullptr;     // [.., mask_words]
+  std::int64_t mask_words = 0;
+  double* pooled = nullptr;                 // [slots, hidden] sums of hidden states
+  SampleResult* results = nullptr;          // [R]; null: leave the logits of all instead
   float* logits = nullptr;                  // [R, vocab]
   std::uint8_t* row_nan = nullptr;          // [num_rows] set to 1 where a key or value was not a number
 };

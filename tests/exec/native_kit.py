@@ -116,12 +116,12 @@ class Microscope:
     def run(self, plan: StepPlan, gathered: Sequence[int]) -> Iterator[Seen]:
         executor, layout = self._executor, self._lowering.layout
         tokens = executor._prepare(plan)
-        executor._gathered[: len(gathered)] = gathered
+        executor._outputs.gathered[: len(gathered)] = gathered
         logits = np.empty((len(gathered), executor._vocab_size), np.float32)
         counts = {v.Rows.T: tokens, v.Rows.R: len(gathered)}
         for op, (first, last) in zip(self._lowering.program.ops, self._lowering.spans, strict=True):
             values = {value.id: self._floats(layout.views[value.id], counts[value.rows]) for value in inputs(op)}
-            executor._program.run(tokens, len(plan.rows), len(gathered), logits, first, last)
+            executor._program.run(tokens, len(plan.rows), len(gathered), len(gathered), logits, first, last)
             is_last = isinstance(op, v.Logits)
             out = logits if is_last else self._floats(layout.views[op.out.id], counts[op.out.rows])
             yield Seen(op, values, out, self._quantized(op, counts))

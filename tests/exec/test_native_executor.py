@@ -63,7 +63,7 @@ def test_the_core_refuses_an_unknown_level():
 
 def test_a_program_without_buffers_does_not_run():
     with pytest.raises(ValueError, match="bind"):
-        _native.Program(_native.Pool(1), "generic", 64, []).run(0, 0, 0, None, 0, 0)
+        _native.Program(_native.Pool(1), "generic", 64, []).run(0, 0, 0, 0, None, 0, 0)
 
 
 @pytest.mark.parametrize("view", [(0, 64, 16, False), (-64, 0, 16, False), (64, 0, 16, False)])

@@ -6,7 +6,7 @@ import pytest
 from native_kit import ISA_LEVELS
 
 from yeoul import _native
-from yeoul.exec.native import RESULT, SAMPLING
+from yeoul.exec.native_outputs import NO_MASK, RESULT, SAMPLE, SAMPLING
 from yeoul.exec.reference_sampling import choose, token_logprob, uniform
 from yeoul.step import SlotState
 
@@ -35,13 +35,15 @@ class Sampler:
         self._sampling, self._results = np.zeros(rows, SAMPLING), np.zeros(rows, RESULT)
         ids, plan = np.arange(rows, dtype=np.int32), np.zeros((rows, 4), np.int32)
         raw = self._sampling.view(np.uint8), self._results.view(np.uint8)
-        self._program.bind(ids, ids.copy(), plan, ids.copy(), *raw, np.zeros(rows, np.uint8))
+        outputs = np.tile(np.array([SAMPLE, 0, 0, NO_MASK], np.int32), (rows, 1))
+        extra = outputs, np.zeros((1, -(-vocab // 32)), np.uint32), np.zeros((1, vocab))
+        self._program.bind(ids, ids.copy(), plan, ids.copy(), *extra, *raw, np.zeros(rows, np.uint8))
 
     def __call__(self, states: list[SlotState], positions: list[int]) -> np.ndarray:
         for i, (state, position) in enumerate(zip(states, positions, strict=True)):
             values = state.temperature, state.top_p, state.min_p, max(state.top_k, 0), state.seed
             self._sampling[i] = (*values, state.sequence_index, position, state.num_logprobs)
-        self._program.run(len(states), 0, len(states), None, 0, len(self._program))
+        self._program.run(len(states), 0, len(states), len(states), None, 0, len(self._program))
         return self._results
 
 

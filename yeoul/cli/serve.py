@@ -90,7 +90,7 @@ def server_parts(config: EngineConfig, options: ServerOptions) -> ServerParts:
         tool_call_parser=options.tool_call_parser,
         reasoning_parser=options.reasoning_parser,
     )
-    text = TextService(engine.tokenizer, chat, max_model_len=info.max_model_len)
+    text = TextService(engine.tokenizer, chat, max_model_len=info.max_model_len, grammars=engine.grammars)
     return ServerParts(InprocClient(engine, metrics), text, metrics, formats, chats=chat is not None)
 
 

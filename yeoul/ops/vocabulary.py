@@ -165,6 +165,14 @@ class Program:
     ops: tuple[Op, ...]
 
     @property
+    def head(self) -> Logits:
+        """The last op. Raises ValueError for a program that ends otherwise."""
+        last = self.ops[-1]
+        if not isinstance(last, Logits):
+            raise ValueError("the program does not end in logits")
+        return last
+
+    @property
     def kv_specs(self) -> tuple[KVSpec, ...]:
         """The KVSpec of every attention layer, in layer order."""
         return tuple(op.kv for op in self.ops if isinstance(op, Attention))

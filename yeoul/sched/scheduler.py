@@ -26,6 +26,7 @@ NewBlocks = tuple[tuple[int, ...], ...]
 ROW_ERRORS = {
     RowStatus.NAN: "the model's output for this sequence is not a number",
     RowStatus.ERROR: "computing this sequence failed",
+    RowStatus.NOTHING_ALLOWED: "the request's bans leave no token to generate",
 }
 
 
@@ -35,6 +36,9 @@ class Committed(msgspec.Struct, frozen=True, kw_only=True):
     sequence: Sequence
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    """All of them, when the prompt is complete."""
+    pooled: bytes = b""
     ended_by_token: bool = False
     """The last token is an end token: it counts, its text is not shown."""
     finish_reason: FinishReason | None = None
@@ -251,11 +255,24 @@ class Scheduler:
     def _row(self, sequence: Sequence, count: int, blocks: NewBlocks) -> PlanRow:
         start = sequence.num_computed_tokens
         end = start + count
-        state = None if sequence.in_slot else sequence.slot_state()
+        state = None if sequence.in_slot else sequence.slot_state(self._end_tokens)
         token_ids = () if sequence.sampled_in_slot else tuple(sequence.token_ids[start:end])
         sequence.in_slot = True
         sequence.num_scheduled_tokens = count
-        return PlanRow(sequence.slot, start, count, token_ids, blocks, end == len(sequence.token_ids), state)
+        sample = end == len(sequence.token_ids) and not sequence.only_prompt
+        first, targets = sequence.score_span(start, end)
+        return PlanRow(
+            sequence.slot,
+            start,
+            count,
+            token_ids,
+            blocks,
+            sample,
+            state,
+            score_first=first,
+            score_targets=targets,
+            num_pooled=sequence.num_pooled(start, end),
+        )
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[Committed]:
         """Apply a result: counters advance, tokens are appended, ended sequences leave, window blocks are freed.
@@ -286,15 +303,28 @@ class Scheduler:
         sequence.num_computed_tokens += row.num_tokens
         self._count_prompt(sequence)
         self._kv.release_window(sequence.tables, sequence.num_computed_tokens)
-        if not row.sample:
-            return None
-        return self._take_tokens(sequence, result)
+        sequence.prompt_scores.extend(result.scores)
+        if row.sample:
+            return self._take_tokens(sequence, result)
+        if sequence.only_prompt and sequence.num_computed_tokens == sequence.num_prompt_tokens:
+            return self._end_prompt(sequence, result)
+        return None
+
+    def _end_prompt(self, sequence: Sequence, result: RowResult) -> Committed:
+        self.finish(sequence, FinishReason.LENGTH)
+        return Committed(
+            sequence=sequence,
+            prompt_logprobs=tuple(sequence.prompt_scores),
+            pooled=result.pooled,
+            finish_reason=FinishReason.LENGTH,
+        )
 
     def _take_tokens(self, sequence: Sequence, result: RowResult) -> Committed:
+        is_first = sequence.num_output_tokens == 0
         sequence.token_ids.extend(result.token_ids)
         sequence.sampled_in_slot = True
         self.counters.generation_tokens += len(result.token_ids)
-        ended = not sequence.request.params.ignore_eos and result.token_ids[-1] in self._end_tokens
+        ended = sequence.ends_with(result.token_ids[-1], self._end_tokens)
         reason = FinishReason.STOP if ended else None
         if reason is None and sequence.num_output_tokens >= sequence.max_tokens:
             reason = FinishReason.LENGTH
@@ -304,6 +334,7 @@ class Scheduler:
             sequence=sequence,
             token_ids=result.token_ids,
             logprobs=result.logprobs,
+            prompt_logprobs=tuple(sequence.prompt_scores) if is_first else (),
             ended_by_token=ended,
             finish_reason=reason,
         )

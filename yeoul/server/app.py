@@ -28,6 +28,7 @@ from yeoul.server.openapi import (
     COMPLETION_EXTRA,
     DESCRIPTION,
     DETOKENIZE_EXTRA,
+    EMBEDDING_EXTRA,
     MODEL_EXTRA,
     RESPONSES_EXTRA,
     TOKENIZE_EXTRA,
@@ -95,6 +96,7 @@ def _add_routes(app: FastAPI, handlers: Handlers) -> None:
     _post(app, "/v1/completions", handlers.completions, COMPLETION_EXTRA, shapes.COMPLETION, streams=True)
     _post(app, "/v1/chat/completions", handlers.chat, CHAT_EXTRA, shapes.CHAT, streams=True)
     _post(app, "/v1/responses", handlers.responses, RESPONSES_EXTRA, shapes.RESPONSE, streams=True)
+    _post(app, "/v1/embeddings", handlers.embeddings, EMBEDDING_EXTRA, shapes.EMBEDDINGS)
     _post(app, "/tokenize", handlers.tokenize, TOKENIZE_EXTRA, shapes.TOKENIZE)
     _post(app, "/detokenize", handlers.detokenize, DETOKENIZE_EXTRA, shapes.DETOKENIZE)
     _get(app, "/tokenizer_info", handlers.tokenizer_info, shapes.TOKENIZER_INFO)

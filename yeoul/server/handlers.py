@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from importlib.metadata import version
 from typing import Any
 
+import numpy as np
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
@@ -31,9 +32,11 @@ from yeoul.server.text_service import TextService
 from yeoul.server.wire.call import Call, model_not_served
 from yeoul.server.wire.chat import ChatCall, parse_chat
 from yeoul.server.wire.completions import parse_completion
+from yeoul.server.wire.embeddings import embedding_body, parse_embedding, unit_vector
 from yeoul.server.wire.parse import parse_object
 from yeoul.server.wire.responses import parse_response
 from yeoul.server.wire.tokens import parse_detokenize, parse_tokenize
+from yeoul.types import Pooling
 from yeoul.types import Request as EngineRequest
 
 TIMINGS_HEADER = "x-yeoul-timings"
@@ -84,14 +87,20 @@ class Handlers:
             max_prompts=self._options.max_prompts,
             max_sequences=self._options.max_sequences,
         )
-        prompts = [p if isinstance(p, list) else await self._text.encode(p) for p in call.prompts]
-        return await self._answer(request, call, COMPLETION, prompts)
+        prompts = await self._encode(call, call.prompts)
+        echoes = [self._text.decode(ids) for ids in prompts] if call.echo else []
+        return await self._answer(request, call, COMPLETION, prompts, echoes=echoes)
 
     async def chat(self, request: Request) -> Response:
         """Continue a conversation with the assistant's turn."""
         self._refuse_new_work()
         members = parse_object(await read_body(request, self._options.max_body_bytes))
-        call = parse_chat(members, served=self._served, max_messages=self._options.max_messages)
+        call = parse_chat(
+            members,
+            served=self._served,
+            vocab_size=self._client.info.vocab_size,
+            max_messages=self._options.max_messages,
+        )
         self._check_tools(call)
         prompt = await self._text.encode_chat(call.messages, **call.template_options())
 
@@ -99,16 +108,22 @@ class Handlers:
             use = call.tool_use
             return self._formats.reader(with_tools=bool(use.tools), one_call=use.one_call, prompt=prompt.text)
 
-        return await self._answer(request, call, CHAT, [prompt.token_ids], make_reader)
+        ids = _last(prompt.token_ids, call.truncate_prompt_tokens)
+        return await self._answer(request, call, CHAT, [ids], make_reader=make_reader)
 
     async def responses(self, request: Request) -> Response:
         """Answer an input; stateless."""
         self._refuse_new_work()
         members = parse_object(await read_body(request, self._options.max_body_bytes))
-        call = parse_response(members, served=self._served, max_messages=self._options.max_messages)
+        call = parse_response(
+            members,
+            served=self._served,
+            vocab_size=self._client.info.vocab_size,
+            max_messages=self._options.max_messages,
+        )
         prompt = await self._text.encode_chat(call.messages)
         reader = self._formats.reader(with_tools=False, one_call=False, prompt=prompt.text)
-        generation, answer_id = self._generate(request, call, [prompt.token_ids])
+        generation, answer_id = await self._generate(request, call, [prompt.token_ids])
         answer = ResponseAnswer(
             call, reader, answer_id=answer_id, created=int(time.time()), with_timings=_wants_timings(request)
         )
@@ -130,11 +145,35 @@ class Handlers:
         """The text of token ids."""
         members = parse_object(await read_body(request, self._options.max_body_bytes))
         ids = parse_detokenize(members, served=self._served, vocab_size=self._client.info.vocab_size)
-        return _json({"prompt": await self._text.decode(ids)})
+        return _json({"prompt": await self._text.detokenize(ids)})
 
     async def tokenizer_info(self, request: Request) -> Response:
         """The tokenizer's special tokens and the chat template."""
         return _json(self._text.describe())
+
+    async def embeddings(self, request: Request) -> Response:
+        """One vector of length one for each input."""
+        self._refuse_new_work()
+        members = parse_object(await read_body(request, self._options.max_body_bytes))
+        call = parse_embedding(
+            members,
+            served=self._served,
+            vocab_size=self._client.info.vocab_size,
+            max_inputs=self._options.max_sequences,
+        )
+        inputs = await self._encode(call, call.inputs)
+        request_id = request_id_of(request.scope)
+        asked = [self._engine_request(request_id, call, ids, (), call.pooling) for ids in inputs]
+        generation = Generation(self._client, asked)
+        try:
+            vectors = await unless_disconnected(request.receive, _collect_vectors(generation, len(inputs)))
+        finally:
+            await generation.aclose()
+        return _json(embedding_body(call, vectors, generation.usage))
+
+    async def _encode(self, call: Call, prompts: Sequence[str | list[int]]) -> list[list[int]]:
+        encoded = [p if isinstance(p, list) else await self._text.encode(p) for p in prompts]
+        return [_last(ids, call.truncate_prompt_tokens) for ids in encoded]
 
     async def health(self, request: Request) -> Response:
         """200 while the engine's loop moves, 503 when it is gone or stuck."""
@@ -175,26 +214,31 @@ class Handlers:
         call: Call,
         shape: Shape,
         prompts: list[list[int]],
+        *,
+        echoes: Sequence[str] = (),
         make_reader: Callable[[], ReplyReader | None] = lambda: None,
     ) -> Response:
-        generation, answer_id = self._generate(request, call, prompts)
+        generation, answer_id = await self._generate(request, call, prompts)
         answer = Answer(
             shape,
             call,
             answer_id=answer_id,
             created=int(time.time()),
-            num_choices=generation.num_choices,
+            prompts=prompts,
             tokens=self._text,
+            echoes=echoes,
             make_reader=make_reader,
             with_timings=_wants_timings(request),
         )
         return await self._reply(request, call, generation, answer)
 
-    def _generate(self, request: Request, call: Call, prompts: list[list[int]]) -> tuple[Generation, str]:
+    async def _generate(self, request: Request, call: Call, prompts: list[list[int]]) -> tuple[Generation, str]:
         """(the running requests, the answer's id without prefix)."""
         request_id = request_id_of(request.scope)
-        generation = Generation(self._client, [self._engine_request(request_id, call, ids) for ids in prompts])
-        return generation, f"{request_id}-{next(self._numbers)}"
+        await self._text.check_structured(call.params.structured)
+        bad_words = await self._text.bad_word_ids(call.params.bad_words)
+        asked = [self._engine_request(request_id, call, ids, bad_words) for ids in prompts]
+        return Generation(self._client, asked), f"{request_id}-{next(self._numbers)}"
 
     async def _reply(
         self, request: Request, call: Call, generation: Generation, answer: Answer | ResponseAnswer
@@ -206,10 +250,24 @@ class Handlers:
         finally:
             await generation.aclose()
 
-    def _engine_request(self, request_id: str, call: Call, prompt: list[int]) -> EngineRequest:
+    def _engine_request(
+        self,
+        request_id: str,
+        call: Call,
+        prompt: list[int],
+        bad_words: tuple[tuple[int, ...], ...],
+        pooling: Pooling | None = None,
+    ) -> EngineRequest:
         """The engine's ids are unique in this process even where clients repeat theirs."""
-        unique = f"{request_id}:{next(self._numbers)}"
-        return EngineRequest(request_id=unique, prompt_token_ids=prompt, params=call.params)
+        return EngineRequest(
+            request_id=f"{request_id}:{next(self._numbers)}",
+            prompt_token_ids=prompt,
+            params=call.params,
+            priority=call.priority,
+            cache_salt=call.cache_salt,
+            bad_word_ids=bad_words,
+            pooling=pooling,
+        )
 
     def _refuse_new_work(self) -> None:
         if self.draining:
@@ -242,6 +300,19 @@ async def _collect(generation: Generation, answer: Answer | ResponseAnswer) -> R
         async for choice in outputs:
             answer.add(choice)
     return _json(answer.body(generation.usage))
+
+
+async def _collect_vectors(generation: Generation, count: int) -> list[np.ndarray]:
+    vectors: dict[int, np.ndarray] = {}
+    async with aclosing(generation.outputs()) as outputs:
+        async for choice in outputs:
+            vectors[choice.index] = unit_vector(choice.output.pooled)
+    return [vectors[index] for index in range(count)]
+
+
+def _last(ids: list[int], count: int | None) -> list[int]:
+    """At most the last `count` ids."""
+    return ids if count is None else ids[-count:]
 
 
 def _json(body: dict[str, Any]) -> Response:

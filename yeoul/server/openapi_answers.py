@@ -78,6 +78,12 @@ RESPONSE = _object(
 MODEL = _object(id=STRING, object=_const("model"), created=INTEGER, owned_by=STRING, max_model_len=INTEGER)
 MODELS = _object(object=_const("list"), data=_array(MODEL))
 TOKENIZE = _object(count=INTEGER, max_model_len=INTEGER, tokens=_array(INTEGER), token_strs=_or_null(_array(STRING)))
+EMBEDDINGS = _object(
+    object=_const("list"),
+    data=_array(_object(object=_const("embedding"), index=INTEGER, embedding={"anyOf": [_array(NUMBER), STRING]})),
+    model=STRING,
+    usage=_object(prompt_tokens=INTEGER, total_tokens=INTEGER),
+)
 DETOKENIZE = _object(prompt=STRING)
 TOKENIZER_INFO = _object(tokenizer_class=STRING, vocab_size=INTEGER, chat_template=_or_null(STRING))
 STATUS = _object(status=STRING)

@@ -79,8 +79,8 @@ class ResponseAnswer:
         """The whole answer as JSON."""
         return self._response(self._end_status(), usage)
 
-    def chunk(self, choice: Choice) -> bytes:
-        """The events of one output; empty while its text is held back."""
+    def chunk(self, choice: Choice, usage: Usage) -> bytes:
+        """The events of one output; empty while its text is held back. `usage`: comes at the end only."""
         opening = b""
         if not self._sequence_number:
             response = {"response": self._response("in_progress", None)}

@@ -28,8 +28,8 @@ log = logging.getLogger("yeoul.server")
 class StreamWriter(Protocol):
     """What turns outputs into server-sent events: Answer, ResponseAnswer."""
 
-    def chunk(self, choice: Choice) -> bytes:
-        """The events of one output; may be empty."""
+    def chunk(self, choice: Choice, usage: Usage) -> bytes:
+        """The events of one output; may be empty. `usage`: so far."""
         ...
 
     def tail(self, usage: Usage) -> bytes:
@@ -66,7 +66,7 @@ class EventStream(Response):
         try:
             async with aclosing(self._generation.outputs()) as outputs:
                 async for choice in outputs:
-                    if chunk := self._answer.chunk(choice):
+                    if chunk := self._answer.chunk(choice, self._generation.usage):
                         await self._send(send, chunk)
             last = self._answer.tail(self._generation.usage)
         except Exception as error:

@@ -10,6 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
 from yeoul.errors import ContextLengthError, RequestError
+from yeoul.text.bad_words import bad_word_ids
+from yeoul.types import Structured
 
 CHARACTERS_PER_TOKEN = 64
 """A text with more characters than this for every token of the context cannot fit; real text has three to five."""
@@ -83,15 +85,31 @@ class ChatEncoder(Protocol):
         ...
 
 
+class Grammars(Protocol):
+    """What the server needs of yeoul.text.grammar."""
+
+    def start(self, structured: Structured) -> object:
+        """Compile; RequestError where that cannot be."""
+        ...
+
+
 class TextService:
     """Turns prompts and conversations into token ids in a small pool of threads.
 
     `chat` is None where the model has no chat template: then every chat is refused.
     """
 
-    def __init__(self, tokenizer: Tokenizer, chat: ChatEncoder | None, *, max_model_len: int) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        chat: ChatEncoder | None,
+        *,
+        max_model_len: int,
+        grammars: Grammars | None = None,
+    ) -> None:
         self._tokenizer = tokenizer
         self._chat = chat
+        self._grammars = grammars
         self._max_model_len = max_model_len
         self._max_characters = max_model_len * CHARACTERS_PER_TOKEN
         self._end_ids = frozenset(tokenizer.end_ids)
@@ -105,7 +123,7 @@ class TextService:
         self._check_length(len(prompt))
         return await self._run(lambda: self._tokenizer.encode(prompt, add_special=add_special))
 
-    async def decode(self, token_ids: list[int]) -> str:
+    async def detokenize(self, token_ids: list[int]) -> str:
         """The text of tokens, special ones by name."""
         return await self._run(lambda: self._tokenizer.decode(token_ids, skip_special=False))
 
@@ -126,6 +144,23 @@ class TextService:
         prompt = await self._run(lambda: chat.encode(messages, **options))
         self._check_length(len(prompt.text))
         return prompt
+
+    async def check_structured(self, structured: Structured | None) -> None:
+        """Compile a grammar, so that the engine finds it ready. Raises RequestError where that cannot be done."""
+        if structured is None:
+            return
+        grammars = self._grammars
+        if grammars is None:
+            raise RequestError("there is no structured output here", param=structured.param)
+        await self._run(lambda: grammars.start(structured))
+
+    async def bad_word_ids(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+        """The token sequences of bad words."""
+        return await self._run(lambda: bad_word_ids(self._tokenizer, words)) if words else ()
+
+    def decode(self, token_ids: Iterable[int]) -> str:
+        """The text that tokens add up to; special ones add nothing."""
+        return b"".join(self.token_bytes(token_id) for token_id in token_ids).decode("utf-8", "replace")
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes a token adds to the output's text: none for a token that ends a reply."""

@@ -6,10 +6,11 @@ from typing import Any
 
 import msgspec
 
-from yeoul.server.wire.call import MAX_INT, Call, finish_fields, read_model, read_sampling, read_stream
+from yeoul.server.wire.call import MAX_INT, Call, finish_fields, read_delivery, read_model
 from yeoul.server.wire.fields import Fields, kind
 from yeoul.server.wire.messages import read_messages
 from yeoul.server.wire.parse import show
+from yeoul.server.wire.sampling import read_sampling
 from yeoul.server.wire.tools import ToolUse, read_tool_use
 from yeoul.types import MAX_LOGPROBS, FinishReason
 
@@ -20,6 +21,7 @@ RESERVED_NAMES = frozenset(
 )
 """What the template gets from elsewhere."""
 NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "echo": (False,),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
@@ -54,7 +56,7 @@ class ChatCall(Call, frozen=True, kw_only=True):
         }
 
 
-def parse_chat(members: dict[str, Any], *, served: tuple[str, ...], max_messages: int) -> ChatCall:
+def parse_chat(members: dict[str, Any], *, served: tuple[str, ...], vocab_size: int, max_messages: int) -> ChatCall:
     """Check a chat body. Raises RequestError or ModelNotServedError, naming the field."""
     fields = Fields(members)
     model = read_model(fields, served)
@@ -62,19 +64,19 @@ def parse_chat(members: dict[str, Any], *, served: tuple[str, ...], max_messages
     tool_use = read_tool_use(fields)
     continues, adds_prompt = read_ending(fields, messages)
     template_kwargs = read_template_kwargs(fields)
-    params = read_sampling(fields, max_tokens=_read_max_tokens(fields), logprobs=_read_logprobs(fields))
-    stream, include_usage = read_stream(fields)
+    max_tokens, logprobs = _read_max_tokens(fields), _read_logprobs(fields)
+    params = read_sampling(fields, vocab_size=vocab_size, max_tokens=max_tokens, logprobs=logprobs)
+    delivery = read_delivery(fields)
     finish_fields(fields, NEUTRAL)
     return ChatCall(
         model=model,
         params=params,
-        stream=stream,
-        include_usage=include_usage,
         messages=messages,
         tool_use=tool_use,
         add_generation_prompt=adds_prompt,
         continue_final_message=continues,
         template_kwargs=template_kwargs,
+        **delivery,
     )
 
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import msgspec
 
-from yeoul.server.wire.call import IGNORED, MAX_INT, NEUTRAL, Call, read_model, read_sampling
+from yeoul.server.wire.call import IGNORED, MAX_INT, NEUTRAL, Call, read_delivery, read_model
 from yeoul.server.wire.fields import Fields, kind
 from yeoul.server.wire.parse import show
+from yeoul.server.wire.sampling import read_sampling
 from yeoul.server.wire.tools import CHOICES
 
 ROLES = ("user", "assistant", "system", "developer")
@@ -26,7 +27,9 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "previous_response_id": (),
     "prompt": (),
     "reasoning": ({}, {"effort": None}, {"effort": None, "summary": None}),
+    "return_token_ids": (False,),
     "stream_options": ({}, {"include_obfuscation": False}),
+    "truncate_prompt_tokens": (),
     "text": ({}, {"format": {"type": "text"}}, {"format": {"type": "text"}, "verbosity": "medium"}),
     "tool_choice": CHOICES,
     "tools": ([],),
@@ -47,7 +50,9 @@ class ResponseCall(Call, frozen=True, kw_only=True):
     metadata: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
-def parse_response(members: dict[str, Any], *, served: tuple[str, ...], max_messages: int) -> ResponseCall:
+def parse_response(
+    members: dict[str, Any], *, served: tuple[str, ...], vocab_size: int, max_messages: int
+) -> ResponseCall:
     """Check a responses body. Raises RequestError or ModelNotServedError, naming the field."""
     fields = Fields(members)
     model = read_model(fields, served)
@@ -56,8 +61,8 @@ def parse_response(members: dict[str, Any], *, served: tuple[str, ...], max_mess
     messages += _read_input(fields, max_messages)
     max_output_tokens = fields.integer("max_output_tokens", 1, MAX_INT)
     fields.neutral(UNSUPPORTED)
-    params = read_sampling(fields, max_tokens=max_output_tokens, logprobs=None)
-    stream = fields.boolean("stream")
+    params = read_sampling(fields, vocab_size=vocab_size, max_tokens=max_output_tokens, logprobs=None)
+    delivery = read_delivery(fields)
     metadata = _read_metadata(fields)
     fields.ignore(IGNORED)
     fields.neutral(NEUTRAL)
@@ -65,11 +70,11 @@ def parse_response(members: dict[str, Any], *, served: tuple[str, ...], max_mess
     return ResponseCall(
         model=model,
         params=params,
-        stream=stream,
         messages=messages,
         instructions=instructions,
         max_output_tokens=max_output_tokens,
         metadata=metadata,
+        **delivery,
     )
 
 

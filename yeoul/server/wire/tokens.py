@@ -62,4 +62,4 @@ def parse_detokenize(members: dict[str, Any], *, served: tuple[str, ...], vocab_
     if value is None:
         fields.refuse("tokens", "is required")
     fields.refuse_rest()
-    return [] if value == [] else token_ids("tokens", value, vocab_size, param="tokens")
+    return [] if value == [] else token_ids("tokens", "tokens", value, vocab_size)
