@@ -234,7 +234,7 @@ def test_a_fault_in_one_requests_output_ends_that_request_alone(served, monkeypa
             return ""
 
     real = engine._make_text
-    monkeypatch.setattr(engine, "_make_text", lambda stop: BreakingText() if stop == ("break",) else real(stop))
+    monkeypatch.setattr(engine, "_make_text", lambda p: BreakingText() if p.stop == ("break",) else real(p))
     with ThreadPoolExecutor(2) as pool:
         neighbour = pool.submit(plain_text, url)
         response = httpx.post(url + "/v1/completions", json={**PLAIN, "stop": ["break"]})
