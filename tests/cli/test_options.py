@@ -15,7 +15,18 @@ from yeoul.types import SamplingParams
 NOT_FLAGS = {
     EngineConfig: {"model", "served_model_name", "executor_factory", "clock"},
     ServerOptions: {"served_model_names"},
-    SamplingParams: {"n", "logprobs"},
+    SamplingParams: {
+        "n",
+        "logprobs",
+        "prompt_logprobs",
+        "logit_bias",
+        "allowed_token_ids",
+        "bad_words",
+        "structured",
+        "stop_token_ids",
+        "include_stop_str_in_output",
+        "skip_special_tokens",
+    },
 }
 
 
