@@ -84,9 +84,9 @@ def test_structs_are_built_from_flags():
 WRONG = [
     (["generate", "m", "p", "--top-p", "2"], "--top-p must be between 0 and 1"),
     (["generate", "m", "p", "--temperature", "nan"], "--temperature"),
-    (["generate", "m", "p", "--max-tokens", "0"], "--max-tokens must be between"),
+    (["generate", "m", "p", "--max-tokens", "-1"], "--max-tokens must be between"),
     (["generate", "m", "p", "--max-tokens", "many"], "--max-tokens"),
-    (["generate", "m", "p", "--stop", ""], "stop strings must not be empty"),
+    (["generate", "m", "p", "--stop", ""], "--stop must not hold empty strings"),
     (["generate", "m", "p", "--executor", "abacus"], "--executor must be one of"),
     (["generate", "m", "p", "--kv-cache-memory", "lots"], "is not a size"),
     (["generate", "m", "p", "--kv-cache-memory", "1G", "--num-kv-blocks", "9"], "exclude each other"),
