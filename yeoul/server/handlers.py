@@ -11,6 +11,7 @@ from contextlib import aclosing
 from importlib.metadata import version
 from typing import Any
 
+import msgspec
 import numpy as np
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
@@ -36,7 +37,7 @@ from yeoul.server.wire.embeddings import embedding_body, parse_embedding, unit_v
 from yeoul.server.wire.parse import parse_object
 from yeoul.server.wire.responses import parse_response
 from yeoul.server.wire.tokens import parse_detokenize, parse_tokenize
-from yeoul.types import Pooling
+from yeoul.types import Pooling, Structured, StructuredKind
 from yeoul.types import Request as EngineRequest
 
 TIMINGS_HEADER = "x-yeoul-timings"
@@ -108,6 +109,7 @@ class Handlers:
             use = call.tool_use
             return self._formats.reader(with_tools=bool(use.tools), one_call=use.one_call, prompt=prompt.text)
 
+        call = self._forced(call, prompt.text)
         ids = _last(prompt.token_ids, call.truncate_prompt_tokens)
         return await self._answer(request, call, CHAT, [ids], make_reader=make_reader)
 
@@ -207,6 +209,17 @@ class Handlers:
                 hint="serve a model that was trained to use tools, or name its format with --tool-call-parser",
                 param="tools",
             )
+
+    def _forced(self, call: ChatCall, prompt: str) -> ChatCall:
+        """The call, with a grammar where its reply must be tool calls."""
+        use = call.tool_use
+        if not use.forced:
+            return call
+        if call.params.structured is not None:
+            raise RequestError("a forced tool_choice and a form of the reply exclude each other", param="tool_choice")
+        source = self._formats.forced(use.forced, one_call=use.one_call, prompt=prompt)
+        structured = Structured(StructuredKind.GRAMMAR, source, "tools")
+        return msgspec.structs.replace(call, params=msgspec.structs.replace(call.params, structured=structured))
 
     async def _answer(
         self,

@@ -157,6 +157,14 @@ _CALL: Schema = {
     },
     "required": ["id", "function"],
 }
+_NAMED: Schema = {
+    "type": "object",
+    "properties": {
+        "type": {"const": "function"},
+        "function": {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]},
+    },
+    "required": ["type", "function"],
+}
 _MESSAGE: Schema = {
     "type": "object",
     "properties": {
@@ -193,7 +201,10 @@ CHAT_PROPERTIES: dict[str, Schema] = {
         "maxItems": MAX_TOOLS,
         "description": "Functions that the reply may call, where the model's chat template takes tools.",
     },
-    "tool_choice": {"type": "string", "enum": list(CHOICES), "description": "none: the model does not see the tools."},
+    "tool_choice": {
+        "description": "none: the model does not see the tools. required, or a function by name: the reply is a call.",
+        "anyOf": [{"type": "string", "enum": list(CHOICES)}, _NAMED],
+    },
     "parallel_tool_calls": _boolean("false: calls after the first are dropped.", default=True),
     "add_generation_prompt": _boolean("Begin a reply of the assistant.", default=True),
     "continue_final_message": _boolean("Go on with the last message instead, which is the assistant's."),

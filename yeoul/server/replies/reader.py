@@ -6,8 +6,11 @@ Owns the choice of readers by the chat template's own words. Must not know JSON 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from yeoul.server.replies.forced import forced_grammar
 from yeoul.server.replies.part import Part, ToolReader
 from yeoul.server.replies.reasoning import ThinkReader, ends_in_reasoning
 from yeoul.server.replies.tool_readers import HermesReader, LlamaReader
@@ -68,6 +71,11 @@ class ReplyFormats:
         tools = TOOL_READERS[self.tools]() if with_tools and self.tools is not None else None
         think = ThinkReader(opened=ends_in_reasoning(prompt)) if self.reasoning else None
         return None if tools is None and think is None else ReplyReader(think, tools, one_call=one_call)
+
+    def forced(self, tools: Sequence[Mapping[str, Any]], *, one_call: bool, prompt: str) -> str:
+        """The grammar of a reply to `prompt` that calls these tools; `self.tools` must not be None."""
+        in_reasoning = self.reasoning and ends_in_reasoning(prompt)
+        return forced_grammar(self.tools or "", tools, one_call=one_call, in_reasoning=in_reasoning)
 
 
 PLAIN = ReplyFormats()

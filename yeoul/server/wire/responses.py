@@ -13,7 +13,6 @@ from yeoul.server.wire.call import IGNORED, MAX_INT, NEUTRAL, Call, read_deliver
 from yeoul.server.wire.fields import Fields, kind
 from yeoul.server.wire.parse import show
 from yeoul.server.wire.sampling import read_sampling
-from yeoul.server.wire.tools import CHOICES
 
 ROLES = ("user", "assistant", "system", "developer")
 TEXT_PARTS = ("input_text", "output_text", "text")
@@ -31,7 +30,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "stream_options": ({}, {"include_obfuscation": False}),
     "truncate_prompt_tokens": (),
     "text": ({}, {"format": {"type": "text"}}, {"format": {"type": "text"}, "verbosity": "medium"}),
-    "tool_choice": CHOICES,
+    "tool_choice": ("none", "auto"),
     "tools": ([],),
     "top_logprobs": (0,),
     "truncation": ("disabled",),

@@ -15,7 +15,7 @@ from yeoul.server.wire.parse import show
 
 MAX_TOOLS = 128
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-CHOICES = ("none", "auto")
+CHOICES = ("none", "auto", "required")
 
 
 class ToolUse(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,23 +23,43 @@ class ToolUse(msgspec.Struct, frozen=True, kw_only=True):
 
     tools: list[dict[str, Any]] = []
     one_call: bool = False
-    """parallel_tool_calls was false."""
+    """parallel_tool_calls was false, or the choice is one function."""
+    forced: list[dict[str, Any]] = []
+    """The tools of which the reply must call one; empty where it need not."""
 
 
 def read_tool_use(fields: Fields) -> ToolUse:
     """`tools`, `tool_choice`, `parallel_tool_calls`. Raises RequestError, naming the field.
 
-    With tool_choice "none" the model does not see the tools. "required" and a named function would have to force the
-    model's words and are refused.
+    With tool_choice "none" the model does not see the tools.
     """
     tools = _read_tools(fields)
-    choice = fields.take("tool_choice")
-    if choice is not None and choice not in CHOICES:
-        forced = choice == "required" or isinstance(choice, dict)
-        what = "cannot force a call yet" if forced else f"must be a string or an object, got {show(choice)}"
-        fields.refuse("tool_choice", f"{what}; {' and '.join(CHOICES)} are supported")
     one_call = not fields.boolean("parallel_tool_calls", default=True)
-    return ToolUse(tools=[] if choice == "none" else tools, one_call=one_call)
+    choice = fields.take("tool_choice")
+    if choice is None or choice == "auto":
+        return ToolUse(tools=tools, one_call=one_call)
+    if choice == "none":
+        return ToolUse()
+    if choice == "required" and tools:
+        return ToolUse(tools=tools, one_call=one_call, forced=tools)
+    return ToolUse(tools=tools, one_call=True, forced=_read_named(fields, choice, tools))
+
+
+def _read_named(fields: Fields, choice: object, tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """{"type": "function", "function": {"name"}}: the tool of that name."""
+    if choice == "required":
+        fields.refuse("tool_choice", "is required, but there are no tools")
+    if not isinstance(choice, dict):
+        fields.refuse("tool_choice", f"must be {', '.join(CHOICES)} or an object, got {show(choice)}")
+    named = fields.nested("tool_choice", choice)
+    if named.string("type") != "function":
+        named.refuse("type", "must be function")
+    function = named.object("function")
+    name = None if function is None else function.string("name")
+    found = [tool for tool in tools if tool["function"]["name"] == name]
+    if not found:
+        named.refuse("function.name", f"names no tool: {show(name)}")
+    return found[:1]
 
 
 def _read_tools(fields: Fields) -> list[dict[str, Any]]:
