@@ -29,10 +29,10 @@ def window_spec(window: int) -> KVSpec:
 
 
 class Slot:
-    def __init__(self, state: SlotState, num_groups: int) -> None:
+    def __init__(self, state: SlotState, num_groups: int, computed: int) -> None:
         self.state = state
         self.tables: list[list[int]] = [[] for _ in range(num_groups)]
-        self.computed = 0
+        self.computed = computed
         self.last_token: int | None = None
 
 
@@ -90,7 +90,7 @@ class ScriptedExecutor:
         assert 0 <= row.slot < self.max_num_seqs
         if row.state is not None:
             assert self.in_doubt or row.slot not in self.slots, "a slot that was never released"
-            self.slots[row.slot] = Slot(row.state, len(self.specs))
+            self.slots[row.slot] = Slot(row.state, len(self.specs), row.start)
         slot = self.slots[row.slot]
         assert row.start == slot.computed, f"positions from {row.start}, computed {slot.computed}"
         token_ids = row.token_ids
@@ -108,8 +108,11 @@ class ScriptedExecutor:
 
     def _write(self, slot: Slot, row: PlanRow, token_ids: Sequence[int]) -> None:
         for group, blocks in enumerate(row.new_blocks):
-            for block in blocks:
-                assert 0 < block < self.num_blocks[group]
+            for index, block in enumerate(blocks, len(slot.tables[group])):
+                assert 0 <= block < self.num_blocks[group]
+                if index * BLOCK_SIZE < row.start:
+                    continue  # Shared, copied or brought back: its contents are what the stay begins with.
+                assert block != NULL_BLOCK
                 # Poison: whatever an earlier owner left is gone, and reading it before writing raises KeyError.
                 for offset in range(BLOCK_SIZE):
                     self.cells[group].pop((block, offset), None)
@@ -195,9 +198,10 @@ def scripted_engine(
     step_log: str | None = None,
     executor: ScriptedExecutor | None = None,
     seed: int = 1,
+    prefix_caching: bool = True,
     **log_options: object,
 ) -> Engine:
-    kv = KVManager(specs, num_blocks, BLOCK_SIZE)
+    kv = KVManager(specs, num_blocks, BLOCK_SIZE, prefix_caching=prefix_caching, max_model_len=max_model_len)
     executor = executor or ScriptedExecutor(specs, num_blocks, max_num_seqs)
     scheduler = Scheduler(
         kv,

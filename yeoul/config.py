@@ -51,6 +51,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Bytes of the KV pool; 0: the least of max_num_seqs x max_model_len tokens and 25 % of the memory that is free."""
     num_kv_blocks: int = 0
     """Blocks of the full-attention pool, instead of kv_cache_memory; for tests and experiments."""
+    enable_prefix_caching: bool = True
+    """Share the KV of equal beginnings of prompts instead of computing it again."""
     max_waiting_tokens: int = 0
     """Prompt tokens that may wait in the queue before new requests are refused with 429; 0: 64 x max_model_len."""
     seed: int = 0
@@ -66,6 +68,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         _one_of("executor", self.executor, EXECUTORS)
         _one_of("isa", self.isa, ISAS)
         _one_of("kv_cache_dtype", self.kv_cache_dtype, KV_DTYPES)
+        for name in ("enable_prefix_caching",):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name} must be true or false, got {getattr(self, name)!r}", param=name)
         for name, low, high in (
             ("num_threads", 0, 1024),
             ("max_model_len", 0, 1 << 24),
@@ -102,5 +107,3 @@ def home() -> Path:
     if value := os.environ.get("XDG_CACHE_HOME"):
         return Path(value) / "yeoul"
     return Path.home() / ".cache" / "yeoul"
-
-

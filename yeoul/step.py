@@ -35,12 +35,21 @@ class SlotState(msgspec.Struct, frozen=True):
     """-1: none. 0: the chosen token's. k: also the k likeliest."""
 
 
+class BlockCopy(msgspec.Struct, frozen=True):
+    """Copy one block's keys and values, all layers of a KV group, to another block of the group."""
+
+    group: int
+    source: int
+    target: int
+
+
 class PlanRow(msgspec.Struct, frozen=True):
     """The part of one sequence that a step computes: positions start .. start + num_tokens - 1.
 
     `token_ids` holds the tokens at those positions. Empty means "from slot": the one token that the executor sampled
     last for this slot (then num_tokens is 1). `new_blocks`, one tuple per KV group, is appended to the slot's block
-    tables; with `state` set (the first row of a stay) the tables are emptied first.
+    tables; with `state` set (the first row of a stay) the tables are emptied first. A stay may begin at a position
+    above 0: the KV before it is in the blocks already, or comes there by the plan's copies.
     """
 
     slot: int
@@ -54,11 +63,15 @@ class PlanRow(msgspec.Struct, frozen=True):
 
 
 class StepPlan(msgspec.Struct, frozen=True):
-    """One step. Slots are released before any row runs; a slot may be released and taken again in the same plan."""
+    """One step. Slots are released, then blocks copied, before any row runs.
+
+    A slot may be released and taken again in the same plan.
+    """
 
     step_id: int
     rows: tuple[PlanRow, ...]
     released_slots: tuple[int, ...] = ()
+    block_copies: tuple[BlockCopy, ...] = ()
 
     @property
     def num_tokens(self) -> int:

@@ -63,7 +63,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         if self.logprobs is not None:
             _check_int("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         if len(self.stop) > MAX_STOP_STRINGS:
-            raise RequestError(f"stop has {len(self.stop)} strings; at most {MAX_STOP_STRINGS} are allowed", param="stop")
+            raise RequestError(
+                f"stop has {len(self.stop)} strings; at most {MAX_STOP_STRINGS} are allowed", param="stop"
+            )
         for text in self.stop:
             if not text:
                 raise RequestError("stop strings must not be empty", param="stop")
@@ -92,6 +94,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     prompt_token_ids: list[int]
     params: SamplingParams
     priority: int = 0
+    cache_salt: str | None = None
+    """Cached prefixes are shared only among requests with the same salt (or none)."""
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):
@@ -123,6 +127,7 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):
     num_output_tokens: int = 0
     """Generated so far by this sequence, including the end token."""
     num_cached_tokens: int = 0
+    """Prompt tokens that the request found in the prefix cache when it started."""
 
 
 class KVKind(StrEnum):

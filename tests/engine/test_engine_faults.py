@@ -110,7 +110,7 @@ def test_a_fault_in_the_scheduler(alone, monkeypatch, method, after):
     assert_neighbour(alone, outcome)
 
 
-@pytest.mark.parametrize("method", ["grow", "can_grow", "release_window"])
+@pytest.mark.parametrize("method", ["grow", "match", "start", "publish", "release_window"])
 @pytest.mark.parametrize("after", [0, 1, 4])
 def test_a_fault_in_the_kv_manager_leaves_no_block_behind(monkeypatch, method, after):
     engine = scripted_engine(max_num_seqs=2)

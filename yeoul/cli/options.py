@@ -57,8 +57,10 @@ class Flag:
 
     def parameter(self, group: Group) -> inspect.Parameter:
         """What typer makes an option of."""
+        name = self.field.replace("_", "-")
+        is_on = self.kind is bool and group.default(self.field)
         option = typer.Option(
-            "--" + self.field.replace("_", "-"),
+            f"--{name}/--no-{name}" if is_on else f"--{name}",
             help=self.help,
             show_default=self.shown,
             metavar=self.metavar,
@@ -116,6 +118,7 @@ ENGINE = Group(
             parse_size,
         ),
         Flag("num_kv_blocks", int, "Blocks of the KV pool, instead of its size; for experiments.", False),
+        Flag("enable_prefix_caching", bool, "Share the KV of equal beginnings of prompts."),
         Flag("num_threads", int, "Threads that compute.", "as many as this process may use"),
         Flag("executor", str, "What computes; the reference ones are slow oracles.", True, f"[{'|'.join(EXECUTORS)}]"),
         Flag("isa", str, "Kernel level.", "YEOUL_ISA, else the best here", f"[{'|'.join(ISAS)}]"),

@@ -81,7 +81,13 @@ def assemble(config: EngineConfig, model: Model, tokenizer: Tokenizer) -> Engine
     executor = _make_executor(config, model, sizing)
     log.info("executor: %s (--executor, --isa, --num-threads)", executor.describe())
     specs = [spec for spec, _ in model.program.kv_groups]
-    kv = KVManager(specs, sizing.num_blocks, BLOCK_SIZE)
+    kv = KVManager(
+        specs,
+        sizing.num_blocks,
+        BLOCK_SIZE,
+        prefix_caching=config.enable_prefix_caching,
+        max_model_len=sizing.max_model_len,
+    )
     clock = cast(Clock, config.clock)
     return Engine(
         EngineParts(

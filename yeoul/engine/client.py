@@ -36,11 +36,17 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     num_waiting: int = 0
     num_waiting_tokens: int = 0
     kv_used_blocks: int = 0
+    kv_cached_blocks: int = 0
+    """Not used, contents known to the prefix cache: free for whoever needs a block."""
     kv_total_blocks: int = 0
     prompt_tokens: int = 0
-    """Counter: prompt tokens computed for the first time (recomputation after preemption is not counted again)."""
+    """Counter: prompt tokens, cached ones included (recomputation after preemption is not counted again)."""
     generation_tokens: int = 0
     preemptions: int = 0
+    prefix_cache_queries: int = 0
+    """Counter: prompt tokens looked up in the prefix cache, once for each request."""
+    prefix_cache_hits: int = 0
+    """Counter: those of them that were found."""
     num_steps: int = 0
     finished: dict[str, int] = {}
     """Counter per finish reason (values of FinishReason), one per sequence."""

@@ -301,10 +301,13 @@ class Engine:
             num_waiting=len(self._scheduler.waiting) + self._num_submitted - self._num_taken,
             num_waiting_tokens=self._num_waiting_tokens(),
             kv_used_blocks=sum(pool.num_used for pool in self._kv.pools),
+            kv_cached_blocks=sum(pool.num_cached for pool in self._kv.pools),
             kv_total_blocks=sum(pool.capacity for pool in self._kv.pools),
             prompt_tokens=counters.prompt_tokens,
             generation_tokens=counters.generation_tokens,
             preemptions=counters.preemptions,
+            prefix_cache_queries=counters.prefix_cache_queries,
+            prefix_cache_hits=counters.prefix_cache_hits,
             num_steps=self._num_steps,
             finished=dict(self._finished),
             last_step_age=self.clock.now() - self._last_loop_at,
@@ -371,7 +374,7 @@ class Engine:
                 (lost.sequence.request.request_id, lost.sequence.index, lost.num_lost_tokens)
                 for lost in scheduler.preempted
             ],
-            blocks=[(pool.num_used, pool.num_free) for pool in self._kv.pools],
+            blocks=[(group.used, group.cached, group.free) for group in self._kv.usage()],
             num_waiting=len(scheduler.waiting),
             waiting=[sequence.request.request_id for sequence in islice(scheduler.waiting, MAX_NAMED_WAITING)],
             wait_reason=scheduler.wait_reason,

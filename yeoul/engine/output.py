@@ -58,6 +58,7 @@ class SequenceOutput:
             error=gained.error,
             num_prompt_tokens=self.sequence.num_prompt_tokens,
             num_output_tokens=self.sequence.num_output_tokens,
+            num_cached_tokens=self.sequence.num_cached_tokens,
         )
 
     def abort(self) -> TokenOutput:
@@ -75,4 +76,5 @@ def ended(sequence: Sequence, reason: FinishReason, *, text: str = "", error: st
         error=error,
         num_prompt_tokens=sequence.num_prompt_tokens,
         num_output_tokens=sequence.num_output_tokens,
+        num_cached_tokens=sequence.num_cached_tokens,
     )

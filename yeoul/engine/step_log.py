@@ -61,8 +61,8 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", ta
     """ROW_COLUMNS: request, which of n, first position, tokens computed, tokens attended to, tokens delivered."""
     preempted: list[tuple[str, int, int]]
     """Request, which of n, computed tokens lost."""
-    blocks: list[tuple[int, int]]
-    """(used, free) of every KV group, after commit."""
+    blocks: list[tuple[int, int, int]]
+    """(used, cached, free) of every KV group, after commit."""
     num_waiting: int
     waiting: list[str]
     """The first requests in the queue; all wait for the same reason, the head's."""

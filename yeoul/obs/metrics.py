@@ -137,8 +137,10 @@ class Metrics:
     def _counters(self, stats: EngineStats) -> Iterator[Metric]:
         for name, text, value in (
             ("num_preemptions", "Preempted sequences.", stats.preemptions),
-            ("prompt_tokens", "Prompt tokens computed; recomputation is not counted again.", stats.prompt_tokens),
+            ("prompt_tokens", "Prompt tokens, cached ones too; recomputation is not counted.", stats.prompt_tokens),
             ("generation_tokens", "Generated tokens.", stats.generation_tokens),
+            ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", stats.prefix_cache_queries),
+            ("prefix_cache_hits", "Prompt tokens found in the prefix cache.", stats.prefix_cache_hits),
         ):
             family = CounterMetricFamily(self._name(name), text, labels=("model_name",))
             family.add_metric((self._model_name,), float(value))

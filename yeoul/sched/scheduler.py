@@ -14,14 +14,11 @@ from collections import deque
 import msgspec
 
 from yeoul.errors import ConfigError, ContextLengthError, EngineError
-from yeoul.kv.manager import KVManager
+from yeoul.kv.manager import KVManager, NewBlocks
 from yeoul.sched.policies import first_come_first_served, latest_arrived
 from yeoul.sched.sequence import NO_SLOT, Sequence, SequenceStatus
 from yeoul.step import PlanRow, RowResult, RowStatus, StepPlan, StepResult
 from yeoul.types import FinishReason, TokenLogprob
-
-NewBlocks = tuple[tuple[int, ...], ...]
-"""Per KV group, what a sequence's block table grew by."""
 
 ROW_ERRORS = {
     RowStatus.NAN: "the model's output for this sequence is not a number",
@@ -52,9 +49,13 @@ class SchedulerCounters(msgspec.Struct):
     """Only grow."""
 
     prompt_tokens: int = 0
-    """Computed for the first time, of the first of a request's n sequences: the sum of the prompts' lengths."""
+    """Computed or found for the first time, of the first of n sequences: the sum of the prompts' lengths."""
     generation_tokens: int = 0
     preemptions: int = 0
+    prefix_cache_queries: int = 0
+    """Prompt tokens looked up: once for each request, when its first sequence starts for the first time."""
+    prefix_cache_hits: int = 0
+    """Those of them that were found. What a preempted sequence finds of its own is no hit."""
 
 
 class Scheduler:
@@ -116,7 +117,8 @@ class Scheduler:
         self.check_fits(sequence.num_prompt_tokens)
         room = self.max_model_len - sequence.num_prompt_tokens
         sequence.max_tokens = min(room, sequence.max_tokens)
-        sequence.tables = self._kv.open()
+        limit = sequence.num_prompt_tokens + sequence.max_tokens
+        sequence.tables = self._kv.open(sequence.token_ids, salt=sequence.request.cache_salt, limit=limit)
         self.waiting.append(sequence)
         self.num_waiting_tokens += sequence.num_tokens
 
@@ -214,29 +216,39 @@ class Scheduler:
     def _admit(self, rows: list[PlanRow], budget: int, now: float) -> None:
         self.wait_reason = None
         while self.waiting:
-            sequence = first_come_first_served(self.waiting)
-            count = min(sequence.num_tokens, self._max_chunk, budget)
-            self.wait_reason = self._why_wait(sequence, count)
+            self.wait_reason = self._why_wait(budget)
             if self.wait_reason is not None:
                 return
-            blocks = self._kv.grow(sequence.tables, count)
-            if blocks is None:
-                raise EngineError("the KV pool lacks blocks that it said were free")
+            sequence = first_come_first_served(self.waiting)
+            prefix = self._kv.match(sequence.tables, sequence.num_tokens)
+            found = prefix.num_tokens
+            count = min(sequence.num_tokens - found, self._max_chunk, budget)
+            start = self._kv.start(sequence.tables, prefix, found + count, sequence.num_tokens, self._max_chunk)
+            if start is None:
+                self.wait_reason = "blocks"
+                return
+            self._count_cached(sequence, found)
             self._start(sequence, now)
-            rows.append(self._row(sequence, count, blocks))
+            sequence.num_computed_tokens = found
+            rows.append(self._row(sequence, count, start.blocks))
             self.scheduled.append(sequence)
             budget -= count
 
-    def _why_wait(self, sequence: Sequence, count: int) -> str | None:
-        """Admission asks for room for all known tokens, not only for the first chunk, so that no half-computed prompt
-        is admitted just to be preempted."""
+    def _why_wait(self, budget: int) -> str | None:
         if self.preempted:
             return "preemption"
         if not self._free_slots:
             return "slots"
-        if count < 1:
-            return "tokens"
-        return None if self._kv.can_grow(sequence.num_tokens, self._max_chunk) else "blocks"
+        return None if budget > 0 else "tokens"
+
+    def _count_cached(self, sequence: Sequence, num_tokens: int) -> None:
+        """A resumed sequence's own blocks are no hits, nor is what the first of n sequences left for the others."""
+        if sequence.first_scheduled_at is not None:
+            return
+        sequence.num_cached_tokens = num_tokens
+        if sequence.index == 0:
+            self.counters.prefix_cache_queries += sequence.num_prompt_tokens
+            self.counters.prefix_cache_hits += num_tokens
 
     def _start(self, sequence: Sequence, now: float) -> None:
         self.waiting.remove(sequence)
@@ -285,6 +297,7 @@ class Scheduler:
             return Committed(sequence=sequence, finish_reason=FinishReason.ERROR, error=error)
         sequence.num_computed_tokens += row.num_tokens
         self._count_prompt(sequence)
+        self._kv.publish(sequence.tables, sequence.num_computed_tokens)
         self._kv.release_window(sequence.tables, sequence.num_computed_tokens)
         if not row.sample:
             return None

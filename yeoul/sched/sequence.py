@@ -38,6 +38,7 @@ class Sequence:
         "in_slot",
         "index",
         "max_tokens",
+        "num_cached_tokens",
         "num_computed_tokens",
         "num_counted_tokens",
         "num_prompt_tokens",
@@ -66,7 +67,10 @@ class Sequence:
         self.num_prompt_tokens = len(self.token_ids)
         self.max_tokens = NO_LIMIT if request.params.max_tokens is None else request.params.max_tokens
         """Clamped by the scheduler to what the context and the pool allow."""
+        self.num_cached_tokens = 0
+        """Prompt tokens that were in the prefix cache when the sequence started for the first time."""
         self.num_computed_tokens = 0
+        """Tokens whose KV exists: computed in this stay, or shared with who computed them."""
         self.num_scheduled_tokens = 0
         self.num_counted_tokens = 0
         """The highest num_computed_tokens ever reached: recomputed tokens are not counted twice."""
