@@ -191,6 +191,9 @@ void bind_execution(nb::module_& m) {
       .def("logits", [](BoundProgram& self, ViewTuple x, ViewTuple q8, yeoul::PackedWeight* weight) {
         self.program.add(yeoul::make_logits(to_view(x), to_view(q8), weight));
       }, "x"_a, "q8"_a, "weight"_a, nb::keep_alive<1, 4>())
+      .def("copy_block", [](BoundProgram& self, std::int64_t group, std::int64_t source, std::int64_t target) {
+        self.program.copy_block(group, source, target);
+      }, "group"_a, "source"_a, "target"_a, "Copy a KV block, all layers of its group. IndexError for one that does not exist.")
       .def("__len__", [](const BoundProgram& self) { return self.program.size(); })
       .def("read", [](BoundProgram& self, ViewTuple view, std::int32_t rows, std::int64_t row_bytes) {
         std::vector<std::uint8_t> out(self.program.read(to_view(view), rows, row_bytes));

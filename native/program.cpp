@@ -44,6 +44,18 @@ KVLayout Program::layer(int g, int index) const {
   return layout;
 }
 
+void Program::copy_block(std::int64_t g, std::int64_t source, std::int64_t target) {
+  if (g < 0 || g >= static_cast<std::int64_t>(groups_.size())) throw std::out_of_range("there is no such KV group");
+  const KVGroup& group = groups_[static_cast<std::size_t>(g)];
+  if (source < 1 || target < 1 || source >= group.num_blocks || target >= group.num_blocks) throw std::out_of_range("there is no such KV block");
+  const std::int64_t k_bytes = k_layer_bytes(group) / group.num_blocks, v_bytes = v_layer_bytes(group) / group.num_blocks;
+  for (int l = 0; l < group.num_layers; ++l) {
+    const KVLayout kv = layer(static_cast<int>(g), l);
+    std::copy_n(kv.k + source * k_bytes, k_bytes, kv.k + target * k_bytes);
+    std::copy_n(kv.v + source * v_bytes, v_bytes, kv.v + target * v_bytes);
+  }
+}
+
 void Program::run(const Frame& frame, std::size_t first, std::size_t last) {
   std::fill(planned_.begin(), planned_.end(), false);
   for (std::size_t i = first; i < last && i < instructions_.size(); ++i) instructions_[i]->run(*this, frame);

@@ -119,6 +119,8 @@ class Program {
 
   const KVGroup& group(int g) const { return groups_[static_cast<std::size_t>(g)]; }
   KVLayout layer(int g, int index) const;
+  // All layers' keys and values of one block. Throws std::out_of_range for a block that does not exist or is null.
+  void copy_block(std::int64_t g, std::int64_t source, std::int64_t target);
   // The attention work of this step for a group with `heads` query heads per KV head: made once, used by all its layers.
   const GroupPlan& attention_plan(int g, int heads, const Frame& frame);
   float* partials(std::size_t floats);

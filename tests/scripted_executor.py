@@ -15,6 +15,7 @@ from yeoul.engine.loop import Engine, EngineParts
 from yeoul.engine.step_log import HeaderRecord, StepLog
 from yeoul.exec.protocol import Ticket
 from yeoul.kv.manager import KVManager
+from yeoul.sched.policies import Policies
 from yeoul.sched.scheduler import Scheduler
 from yeoul.step import NULL_BLOCK, PlanRow, RowResult, RowStatus, SlotState, StepPlan, StepResult
 from yeoul.types import KVKind, KVSpec, Request, SamplingParams, TokenLogprob
@@ -76,6 +77,11 @@ class ScriptedExecutor:
             raise
         for slot in plan.released_slots:
             del self.slots[slot]
+        for copy in plan.block_copies:
+            for offset in range(BLOCK_SIZE):
+                self.cells[copy.group].pop((copy.target, offset), None)
+                if cell := self.cells[copy.group].get((copy.source, offset)):
+                    self.cells[copy.group][copy.target, offset] = cell
 
     def collect(self, ticket: Ticket) -> StepResult:
         return self._results.pop(ticket)
@@ -199,9 +205,18 @@ def scripted_engine(
     executor: ScriptedExecutor | None = None,
     seed: int = 1,
     prefix_caching: bool = True,
+    allocation: str = "paged",
+    policies: Policies | None = None,
     **log_options: object,
 ) -> Engine:
-    kv = KVManager(specs, num_blocks, BLOCK_SIZE, prefix_caching=prefix_caching, max_model_len=max_model_len)
+    kv = KVManager(
+        specs,
+        num_blocks,
+        BLOCK_SIZE,
+        prefix_caching=prefix_caching,
+        allocation=allocation,
+        max_model_len=max_model_len,
+    )
     executor = executor or ScriptedExecutor(specs, num_blocks, max_num_seqs)
     scheduler = Scheduler(
         kv,
@@ -209,6 +224,7 @@ def scripted_engine(
         max_num_batched_tokens=max_num_batched_tokens,
         max_model_len=max_model_len,
         end_tokens=frozenset({EOS}),
+        policies=policies,
     )
     header = HeaderRecord(
         unix=0.0, at=0.0, config={"seed": seed}, machine={}, model="scripted", executor="scripted", seed=seed

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 EXECUTORS = ("native", "reference", "reference-exact")
 ISAS = ("auto", "generic", "avx2", "avx512", "neon")
 KV_DTYPES = ("auto", "f16", "f32")
+BATCHINGS = ("continuous", "prefill_first", "static")
+SCHEDULING_POLICIES = ("fcfs", "priority", "shortest_prompt", "longest_prefix")
+KV_ALLOCATIONS = ("paged", "reserve_max", "reserve_exact", "pow2")
+PREEMPTION_VICTIMS = ("latest", "lowest_priority")
 BLOCK_SIZE = 16
 """Tokens per KV block. Fixed: one block is one vector of keys in the native attention kernel."""
 
@@ -53,6 +57,19 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Blocks of the full-attention pool, instead of kv_cache_memory; for tests and experiments."""
     enable_prefix_caching: bool = True
     """Share the KV of equal beginnings of prompts instead of computing it again."""
+    fork: bool = True
+    """Compute the prompt of n > 1 sequences once and share its blocks."""
+    batching: str = "continuous"
+    """`continuous`: chunks of prompts fill what running sequences leave of a step; `prefill_first`: whole prompts before
+    any further token; `static`: nobody joins a batch that has started."""
+    scheduling_policy: str = "fcfs"
+    """Who is admitted first: `fcfs`; `priority` (lower values first); `shortest_prompt`; `longest_prefix` (most cached)."""
+    ageing_seconds: float = 60.0
+    """After this time a request comes before all younger ones, whatever the policy."""
+    kv_allocation: str = "paged"
+    """`paged`: blocks as tokens come; `reserve_max`, `reserve_exact`, `pow2`: what engines did before, to compare."""
+    preemption_victim: str = "latest"
+    """Who goes back to the queue when blocks run out: the latest arrived, or of the lowest priority."""
     max_waiting_tokens: int = 0
     """Prompt tokens that may wait in the queue before new requests are refused with 429; 0: 64 x max_model_len."""
     seed: int = 0
@@ -68,7 +85,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         _one_of("executor", self.executor, EXECUTORS)
         _one_of("isa", self.isa, ISAS)
         _one_of("kv_cache_dtype", self.kv_cache_dtype, KV_DTYPES)
-        for name in ("enable_prefix_caching",):
+        _one_of("batching", self.batching, BATCHINGS)
+        _one_of("scheduling_policy", self.scheduling_policy, SCHEDULING_POLICIES)
+        _one_of("kv_allocation", self.kv_allocation, KV_ALLOCATIONS)
+        _one_of("preemption_victim", self.preemption_victim, PREEMPTION_VICTIMS)
+        if isinstance(self.ageing_seconds, bool) or not 0 <= self.ageing_seconds <= 1e9:
+            raise ConfigError(
+                f"ageing_seconds must be between 0 and 1e9, got {self.ageing_seconds!r}", param="ageing_seconds"
+            )
+        for name in ("enable_prefix_caching", "fork"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} must be true or false, got {getattr(self, name)!r}", param=name)
         for name, low, high in (

@@ -12,7 +12,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from yeoul.kv.allocation import ALLOCATIONS
+from yeoul.config import KV_ALLOCATIONS
 from yeoul.kv.manager import KVManager
 from yeoul.types import KVKind, KVSpec
 
@@ -36,7 +36,7 @@ class CachingMachine(RuleBasedStateMachine):
         self.live = []
         self.contents = {}
 
-    @initialize(allocation=st.sampled_from(ALLOCATIONS), blocks=st.integers(10, 24))
+    @initialize(allocation=st.sampled_from(KV_ALLOCATIONS), blocks=st.integers(10, 24))
     def begin(self, allocation, blocks):
         self.kv = KVManager(
             [FULL, WINDOW], [blocks, 12], 16, prefix_caching=True, allocation=allocation, max_model_len=LONGEST

@@ -16,7 +16,16 @@ import msgspec
 import typer
 
 from yeoul.cli.failures import UsageError
-from yeoul.config import EXECUTORS, ISAS, KV_DTYPES, EngineConfig
+from yeoul.config import (
+    BATCHINGS,
+    EXECUTORS,
+    ISAS,
+    KV_ALLOCATIONS,
+    KV_DTYPES,
+    PREEMPTION_VICTIMS,
+    SCHEDULING_POLICIES,
+    EngineConfig,
+)
 from yeoul.errors import YeoulError
 from yeoul.server.options import ServerOptions
 from yeoul.types import MAX_STOP_STRINGS, SamplingParams
@@ -118,7 +127,18 @@ ENGINE = Group(
             parse_size,
         ),
         Flag("num_kv_blocks", int, "Blocks of the KV pool, instead of its size; for experiments.", False),
-        Flag("enable_prefix_caching", bool, "Share the KV of equal beginnings of prompts."),
+        *(
+            Flag(field, kind, text, metavar=f"[{'|'.join(values)}]" if values else None, panel="Techniques")
+            for field, kind, text, values in (
+                ("enable_prefix_caching", bool, "Share the KV of equal beginnings of prompts.", ()),
+                ("fork", bool, "Compute the prompt of n sequences once.", ()),
+                ("batching", str, "When a waiting request may join those that run.", BATCHINGS),
+                ("scheduling_policy", str, "Who is admitted first.", SCHEDULING_POLICIES),
+                ("ageing_seconds", float, "After this time a request comes before all younger ones.", ()),
+                ("kv_allocation", str, "How many KV blocks a request holds.", KV_ALLOCATIONS),
+                ("preemption_victim", str, "Who goes back to the queue when blocks run out.", PREEMPTION_VICTIMS),
+            )
+        ),
         Flag("num_threads", int, "Threads that compute.", "as many as this process may use"),
         Flag("executor", str, "What computes; the reference ones are slow oracles.", True, f"[{'|'.join(EXECUTORS)}]"),
         Flag("isa", str, "Kernel level.", "YEOUL_ISA, else the best here", f"[{'|'.join(ISAS)}]"),

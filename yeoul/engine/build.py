@@ -24,6 +24,7 @@ from yeoul.errors import ConfigError
 from yeoul.exec.protocol import Executor, ExecutorLimits
 from yeoul.kv.manager import KVManager
 from yeoul.kv.sizing import KVGroup, KVRequest, KVSizing, size_kv
+from yeoul.sched.policies import Policies
 from yeoul.sched.scheduler import Scheduler
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ def assemble(config: EngineConfig, model: Model, tokenizer: Tokenizer) -> Engine
         sizing.num_blocks,
         BLOCK_SIZE,
         prefix_caching=config.enable_prefix_caching,
+        allocation=config.kv_allocation,
         max_model_len=sizing.max_model_len,
     )
     clock = cast(Clock, config.clock)
@@ -147,6 +149,13 @@ def _scheduler(config: EngineConfig, kv: KVManager, sizing: KVSizing, end_ids: f
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=sizing.max_model_len,
         end_tokens=frozenset(end_ids),
+        policies=Policies(
+            batching=config.batching,
+            order=config.scheduling_policy,
+            victim=config.preemption_victim,
+            fork=config.fork,
+            ageing_seconds=config.ageing_seconds,
+        ),
     )
 
 

@@ -23,7 +23,8 @@ from yeoul.engine.step_log import MAX_NAMED_WAITING, EventRecord, StepLog, StepR
 from yeoul.errors import CapacityError, EngineDeadError, RequestError, YeoulError
 from yeoul.exec.protocol import Executor
 from yeoul.kv.manager import KVManager
-from yeoul.sched.scheduler import Committed, Scheduler
+from yeoul.sched.results import Committed
+from yeoul.sched.scheduler import Scheduler
 from yeoul.sched.sequence import Sequence, SequenceStatus
 from yeoul.step import StepPlan, StepResult
 from yeoul.types import FinishReason, Request, TokenOutput
@@ -180,6 +181,8 @@ class Engine:
         self._num_taken_tokens += _num_tokens(request)
         seed = self._random.getrandbits(64) if params.seed is None else params.seed
         sequences = [Sequence(request, index, seed, self._new_id(), arrived_at) for index in range(params.n)]
+        for sequence in sequences:
+            sequence.siblings = sequences
         self._event("arrive", request, at=arrived_at, num_tokens=len(request.prompt_token_ids))
         try:
             if request.request_id in self._requests:
@@ -296,6 +299,7 @@ class Engine:
     def stats(self) -> EngineStats:
         """A snapshot; any thread."""
         counters = self._scheduler.counters
+        slots = self._scheduler.slots()
         return EngineStats(
             num_running=len(self._scheduler.running),
             num_waiting=len(self._scheduler.waiting) + self._num_submitted - self._num_taken,
@@ -303,9 +307,15 @@ class Engine:
             kv_used_blocks=sum(pool.num_used for pool in self._kv.pools),
             kv_cached_blocks=sum(pool.num_cached for pool in self._kv.pools),
             kv_total_blocks=sum(pool.capacity for pool in self._kv.pools),
+            kv_computed_slots=slots.computed,
+            kv_partial_slots=slots.partial,
+            kv_reserved_slots=slots.reserved,
+            kv_over_reserved_slots=slots.over_reserved,
             prompt_tokens=counters.prompt_tokens,
             generation_tokens=counters.generation_tokens,
             preemptions=counters.preemptions,
+            lost_tokens=counters.lost_tokens,
+            forks=counters.forks,
             prefix_cache_queries=counters.prefix_cache_queries,
             prefix_cache_hits=counters.prefix_cache_hits,
             num_steps=self._num_steps,
@@ -371,7 +381,13 @@ class Engine:
                 for sequence, row, row_result in zip(scheduler.scheduled, plan.rows, result.rows, strict=True)
             ],
             preempted=[
-                (lost.sequence.request.request_id, lost.sequence.index, lost.num_lost_tokens)
+                (
+                    lost.sequence.request.request_id,
+                    lost.sequence.index,
+                    lost.num_lost_tokens,
+                    lost.needed_by.request.request_id,
+                    lost.needed_by.index,
+                )
                 for lost in scheduler.preempted
             ],
             blocks=[(group.used, group.cached, group.free) for group in self._kv.usage()],

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Tokens
 from typing import Protocol
 
-from yeoul.sched.scheduler import Committed
+from yeoul.sched.results import Committed
 from yeoul.sched.sequence import Sequence
 from yeoul.types import FinishReason, TokenOutput
 

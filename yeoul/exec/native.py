@@ -166,6 +166,8 @@ class NativeExecutor:
         """Fill the step's arrays; returns the number of tokens. Raises EngineError for a plan that does not fit."""
         for slot in plan.released_slots:
             self._states[slot] = None
+        for copy in plan.block_copies:
+            self._program.copy_block(copy.group, copy.source, copy.target)
         if len(plan.rows) > len(self._rows) or plan.num_tokens > len(self._tokens):
             raise EngineError(f"step {plan.step_id} is larger than the executor was built for")
         begin = 0

@@ -76,7 +76,7 @@ class ReferenceExecutor:
 
     def logits(self, plan: StepPlan) -> Array:
         """See Executor: float32 [num_tokens, vocab]. Raises EngineError for a plan that is not sound."""
-        frame = self._slots.prepare(plan)
+        frame = self._prepare(plan)
         return self._execute(frame, np.arange(len(frame.tokens)))
 
     def describe(self) -> str:
@@ -92,7 +92,7 @@ class ReferenceExecutor:
 
     def _run(self, plan: StepPlan) -> StepResult:
         started = self._clock()
-        frame = self._slots.prepare(plan)
+        frame = self._prepare(plan)
         sampled = [(index, row) for index, row in enumerate(frame.rows) if plan.rows[index].sample]
         wanted = np.array([row.begin + row.count - 1 for _, row in sampled], np.int64)
         logits = self._execute(frame, wanted)
@@ -101,8 +101,16 @@ class ReferenceExecutor:
             results[index] = _sample_row(row, row_logits)
         return StepResult(plan.step_id, tuple(results), started, self._clock())
 
+    def _prepare(self, plan: StepPlan) -> Frame:
+        frame = self._slots.prepare(plan)
+        for copy in plan.block_copies:
+            for layer, (keys, values) in enumerate(self._kv):
+                if self._group_of[layer] == copy.group:
+                    keys[copy.target], values[copy.target] = keys[copy.source], values[copy.source]
+        return frame
+
     def _execute(self, frame: Frame, wanted: Array) -> Array:
-        """Logits, float32 [len(wanted), vocab], of these of the step's tokens."""
+        """Logits, float32 [len(wanted), vocab], of these of the step's tokens. The plan's copies come first."""
         env: dict[int, Array] = {}
         # Broken numbers are reported by the status of the row that has them.
         with np.errstate(all="ignore"):

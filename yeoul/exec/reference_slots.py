@@ -77,6 +77,7 @@ class Slots:
         for slot in plan.released_slots:
             if self._slots.pop(slot, None) is None:
                 raise EngineError(f"step {plan.step_id}: slot {slot} is released but not taken")
+        self._copy(plan)
         if plan.num_tokens > self._limits.max_num_batched_tokens:
             raise EngineError(f"step {plan.step_id}: {plan.num_tokens} tokens are more than the executor was built for")
         rows, tokens = self._rows(plan)
@@ -85,6 +86,14 @@ class Slots:
             self._check_reads(f"step {plan.step_id}, row {index}", row)
         positions = [np.arange(row.start, row.end) for row in rows]
         return Frame(tuple(rows), np.array(tokens, np.int64), np.concatenate(positions or [np.zeros(0, np.int64)]))
+
+    def _copy(self, plan: StepPlan) -> None:
+        for copy in plan.block_copies:
+            if copy.group >= len(self._groups) or not {copy.source, copy.target} <= set(
+                range(1, self._limits.num_blocks[copy.group])
+            ):
+                raise EngineError(f"step {plan.step_id}: {copy} names a block that does not exist")
+            self._held[copy.group][copy.target] = self._held[copy.group][copy.source]
 
     def _rows(self, plan: StepPlan) -> tuple[list[RowFrame], list[int]]:
         rows: list[RowFrame] = []

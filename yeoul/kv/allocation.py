@@ -7,8 +7,6 @@ what it holds when it is full. Sliding-window groups are bounded by their window
 
 from __future__ import annotations
 
-ALLOCATIONS = ("paged", "reserve_max", "reserve_exact", "pow2")
-
 
 def blocks_to_hold(policy: str, needed: int, own_limit: int, longest: int) -> int:
     """Blocks that a sequence holds when it needs `needed` of them.

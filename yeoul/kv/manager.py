@@ -31,6 +31,21 @@ class GroupUsage(msgspec.Struct, frozen=True):
     free: int
 
 
+class SlotUsage(msgspec.Struct, frozen=True):
+    """Token slots of all groups' used blocks by what they are for; they add up to the used blocks' slots.
+
+    Shared blocks count once, so this is what the pool really holds.
+    """
+
+    computed: int
+    partial: int
+    """The rest of last blocks."""
+    reserved: int
+    """Held by an allocation policy for tokens that the sequence may still have."""
+    over_reserved: int
+    """Held for tokens that the sequence can never have."""
+
+
 class KVManager:
     """Hands out blocks of every KV group. All methods cost O(blocks moved or matched), but `check`."""
 
@@ -125,6 +140,22 @@ class KVManager:
     def _first_kept(self, window: int, num_tokens: int) -> int:
         """The first block that the token at position num_tokens sees."""
         return max(0, (num_tokens - window + 1) // self.block_size)
+
+    def fork(self, source: BlockTables, num_tokens: int) -> Prefix | None:
+        """The first `num_tokens` tokens of a live sequence, which has computed them, for another one to begin with.
+
+        Full blocks are shared; a block in which both would write is copied. None where the source does not hold any
+        more what the next token sees of a window group.
+        """
+        whole, rest = divmod(num_tokens, self.block_size)
+        blocks = [source.blocks[group][:whole] for group in range(len(self.pools))]
+        for group, window in self._windows:
+            first = self._first_kept(window, num_tokens)
+            if source.num_released[group] > first:
+                return None
+            blocks[group][:first] = [NULL_BLOCK] * first
+        partial = tuple([table[whole] for table in source.blocks]) if rest else ()
+        return Prefix(num_tokens, tuple([tuple(ids) for ids in blocks]), partial)
 
     def start(self, tables: BlockTables, prefix: Prefix, num_tokens: int, num_known: int, chunk: int) -> Start | None:
         """Begin a stay: share the prefix, then cover `num_tokens` tokens. None, changing nothing, if there is no room.
@@ -239,6 +270,19 @@ class KVManager:
         return tuple(
             [GroupUsage(pool.num_used, pool.num_cached, pool.num_free - pool.num_cached) for pool in self.pools]
         )
+
+    def slots(self, live: Iterable[tuple[BlockTables, int]]) -> SlotUsage:
+        """What the held token slots are for, from every live sequence's tables and computed tokens."""
+        partial = reserved = over = 0
+        for tables, num_computed in live:
+            later = max(0, tables.limit - tables.num_slots)
+            partial += (tables.num_slots - num_computed) * sum(map(bool, tables.blocks))
+            for blocks in tables.reserved:
+                held = len(blocks) * self.block_size
+                reserved += min(held, later)
+                over += max(0, held - later)
+        total = sum(pool.num_used for pool in self.pools) * self.block_size
+        return SlotUsage(total - partial - reserved - over, partial, reserved, over)
 
     def check(self, live: Iterable[BlockTables]) -> None:
         """Recount everything from the tables of all live sequences. O(all blocks).

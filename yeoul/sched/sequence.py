@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from yeoul.kv.manager import BlockTables
+from yeoul.kv.tables import BlockTables
 from yeoul.step import SlotState
 from yeoul.types import FinishReason, Request
 
@@ -46,6 +46,7 @@ class Sequence:
         "request",
         "sampled_in_slot",
         "seed",
+        "siblings",
         "slot",
         "status",
         "tables",
@@ -61,6 +62,8 @@ class Sequence:
         self.index = index
         self.id = sequence_id
         self.seed = seed % 2**64
+        self.siblings = [self]
+        """The request's n sequences by index, this one included; set by who makes them."""
         self.arrived_at = arrived_at
         self.first_scheduled_at: float | None = None
         self.token_ids = list(request.prompt_token_ids)

@@ -1,0 +1,36 @@
+"""PlanDraft: a StepPlan while it is made. Owns what has been decided so far; decides nothing itself."""
+
+from __future__ import annotations
+
+from yeoul.kv.manager import NewBlocks
+from yeoul.sched.sequence import Sequence
+from yeoul.step import BlockCopy, PlanRow, StepPlan
+
+
+class PlanDraft:
+    """Rows in the order in which they were granted, and the token budget that is left."""
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self.rows: list[PlanRow] = []
+        self.scheduled: list[Sequence] = []
+        """In the order of `rows`."""
+        self.started: list[Sequence] = []
+        """Those of them whose stay begins with this plan."""
+        self.copies: list[BlockCopy] = []
+
+    def add(self, sequence: Sequence, count: int, blocks: NewBlocks) -> None:
+        """Plan the next `count` tokens of a sequence that has a slot; the caller has taken them from the budget."""
+        start = sequence.num_computed_tokens
+        end = start + count
+        state = None if sequence.in_slot else sequence.slot_state()
+        token_ids = () if sequence.sampled_in_slot else tuple(sequence.token_ids[start:end])
+        sequence.in_slot = True
+        sequence.num_scheduled_tokens = count
+        sample = end == len(sequence.token_ids)
+        self.rows.append(PlanRow(sequence.slot, start, count, token_ids, blocks, sample, state))
+        self.scheduled.append(sequence)
+
+    def plan(self, step_id: int, released_slots: list[int]) -> StepPlan:
+        """The finished plan."""
+        return StepPlan(step_id, tuple(self.rows), tuple(released_slots), tuple(self.copies))
