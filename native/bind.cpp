@@ -194,6 +194,12 @@ void bind_execution(nb::module_& m) {
       .def("copy_block", [](BoundProgram& self, std::int64_t group, std::int64_t source, std::int64_t target) {
         self.program.copy_block(group, source, target);
       }, "group"_a, "source"_a, "target"_a, "Copy a KV block, all layers of its group. IndexError for one that does not exist.")
+      .def("read_block", [](const BoundProgram& self, std::int64_t group, std::int64_t block) {
+        return to_numpy(self.program.read_block(group, block));
+      }, "group"_a, "block"_a, "A KV block's bytes as they lie: for each layer of the group keys, then values.")
+      .def("write_block", [](BoundProgram& self, std::int64_t group, std::int64_t block, Bytes bytes) {
+        self.program.write_block(group, block, bytes.data(), bytes.size());
+      }, "group"_a, "block"_a, "bytes"_a, "Put back what read_block gave. IndexError for a wrong size or block.")
       .def("__len__", [](const BoundProgram& self) { return self.program.size(); })
       .def("read", [](BoundProgram& self, ViewTuple view, std::int32_t rows, std::int64_t row_bytes) {
         std::vector<std::uint8_t> out(self.program.read(to_view(view), rows, row_bytes));

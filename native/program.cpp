@@ -44,16 +44,38 @@ KVLayout Program::layer(int g, int index) const {
   return layout;
 }
 
-void Program::copy_block(std::int64_t g, std::int64_t source, std::int64_t target) {
+template <class Fn>
+void Program::for_block(std::int64_t g, std::int64_t block, const Fn& fn) const {
   if (g < 0 || g >= static_cast<std::int64_t>(groups_.size())) throw std::out_of_range("there is no such KV group");
   const KVGroup& group = groups_[static_cast<std::size_t>(g)];
-  if (source < 1 || target < 1 || source >= group.num_blocks || target >= group.num_blocks) throw std::out_of_range("there is no such KV block");
+  if (block < 1 || block >= group.num_blocks) throw std::out_of_range("there is no such KV block");
   const std::int64_t k_bytes = k_layer_bytes(group) / group.num_blocks, v_bytes = v_layer_bytes(group) / group.num_blocks;
   for (int l = 0; l < group.num_layers; ++l) {
     const KVLayout kv = layer(static_cast<int>(g), l);
-    std::copy_n(kv.k + source * k_bytes, k_bytes, kv.k + target * k_bytes);
-    std::copy_n(kv.v + source * v_bytes, v_bytes, kv.v + target * v_bytes);
+    fn(kv.k + block * k_bytes, k_bytes);
+    fn(kv.v + block * v_bytes, v_bytes);
   }
+}
+
+void Program::copy_block(std::int64_t g, std::int64_t source, std::int64_t target) {
+  const auto bytes = read_block(g, source);
+  write_block(g, target, bytes.data(), bytes.size());
+}
+
+std::vector<std::uint8_t> Program::read_block(std::int64_t g, std::int64_t block) const {
+  std::vector<std::uint8_t> out;
+  for_block(g, block, [&](const std::uint8_t* part, std::int64_t bytes) { out.insert(out.end(), part, part + bytes); });
+  return out;
+}
+
+void Program::write_block(std::int64_t g, std::int64_t block, const std::uint8_t* bytes, std::size_t size) {
+  std::size_t wanted = 0;
+  for_block(g, block, [&](const std::uint8_t*, std::int64_t part) { wanted += static_cast<std::size_t>(part); });
+  if (size != wanted) throw std::out_of_range("the bytes are not those of a KV block");
+  for_block(g, block, [&](std::uint8_t* part, std::int64_t n) {
+    std::copy_n(bytes, n, part);
+    bytes += n;
+  });
 }
 
 void Program::run(const Frame& frame, std::size_t first, std::size_t last) {

@@ -121,6 +121,9 @@ class Program {
   KVLayout layer(int g, int index) const;
   // All layers' keys and values of one block. Throws std::out_of_range for a block that does not exist or is null.
   void copy_block(std::int64_t g, std::int64_t source, std::int64_t target);
+  // One block as it lies in memory: for each layer its keys, then its values. Both throw std::out_of_range.
+  std::vector<std::uint8_t> read_block(std::int64_t g, std::int64_t block) const;
+  void write_block(std::int64_t g, std::int64_t block, const std::uint8_t* bytes, std::size_t size);
   // The attention work of this step for a group with `heads` query heads per KV head: made once, used by all its layers.
   const GroupPlan& attention_plan(int g, int heads, const Frame& frame);
   float* partials(std::size_t floats);
@@ -135,6 +138,9 @@ class Program {
   }
 
  private:
+  // fn(pointer, bytes) for every layer's keys and values of a block, in order.
+  template <class Fn>
+  void for_block(std::int64_t g, std::int64_t block, const Fn& fn) const;
   void plan_attention(GroupPlan& plan, int g, int heads, const Frame& frame);
 
   Pool& pool_;

@@ -15,6 +15,7 @@ from yeoul.engine.loop import Engine, EngineParts
 from yeoul.engine.step_log import HeaderRecord, StepLog
 from yeoul.exec.protocol import Ticket
 from yeoul.kv.manager import KVManager
+from yeoul.kv.swap import SwapSpace
 from yeoul.sched.policies import Policies
 from yeoul.sched.scheduler import Scheduler
 from yeoul.step import NULL_BLOCK, PlanRow, RowResult, RowStatus, SlotState, StepPlan, StepResult
@@ -50,6 +51,7 @@ class ScriptedExecutor:
         self.cells: list[dict[tuple[int, int], tuple[int, int]]] = [{} for _ in specs]
         self.num_blocks = num_blocks
         self.slots: dict[int, Slot] = {}
+        self.swapped: dict[int, list[list[list[tuple[int, int] | None]]]] = {}
         self.before: Callable[[StepPlan], None] = lambda plan: None
         self.row_status: Callable[[StepPlan, PlanRow], RowStatus] = lambda plan, row: RowStatus.OK
         self.plans: list[StepPlan] = []
@@ -77,11 +79,30 @@ class ScriptedExecutor:
             raise
         for slot in plan.released_slots:
             del self.slots[slot]
+        self._move(plan)
+
+    def _move(self, plan: StepPlan) -> None:
+        for handle in plan.dropped_swaps:
+            self.swapped.pop(handle, None)
+        for out in plan.swap_outs:
+            self.swapped[out.handle] = [
+                [self._take_cells(group, block) for block in blocks] for group, blocks in enumerate(out.blocks)
+            ]
         for copy in plan.block_copies:
-            for offset in range(BLOCK_SIZE):
-                self.cells[copy.group].pop((copy.target, offset), None)
-                if cell := self.cells[copy.group].get((copy.source, offset)):
-                    self.cells[copy.group][copy.target, offset] = cell
+            self._put_cells(copy.group, copy.target, self._take_cells(copy.group, copy.source))
+        for back in plan.swap_ins:
+            for group, (blocks, kept) in enumerate(zip(back.blocks, self.swapped.pop(back.handle), strict=True)):
+                for block, cells in zip(blocks, kept, strict=True):
+                    self._put_cells(group, block, cells)
+
+    def _take_cells(self, group: int, block: int) -> list[tuple[int, int] | None]:
+        return [self.cells[group].get((block, offset)) for offset in range(BLOCK_SIZE)]
+
+    def _put_cells(self, group: int, block: int, cells: Sequence[tuple[int, int] | None]) -> None:
+        for offset, cell in enumerate(cells):
+            self.cells[group].pop((block, offset), None)
+            if cell is not None:
+                self.cells[group][block, offset] = cell
 
     def collect(self, ticket: Ticket) -> StepResult:
         return self._results.pop(ticket)
@@ -207,6 +228,7 @@ def scripted_engine(
     prefix_caching: bool = True,
     allocation: str = "paged",
     policies: Policies | None = None,
+    swap_blocks: int = 0,
     **log_options: object,
 ) -> Engine:
     kv = KVManager(
@@ -225,6 +247,7 @@ def scripted_engine(
         max_model_len=max_model_len,
         end_tokens=frozenset({EOS}),
         policies=policies,
+        swap_space=SwapSpace(swap_blocks, [1] * len(specs)) if swap_blocks else None,
     )
     header = HeaderRecord(
         unix=0.0, at=0.0, config={"seed": seed}, machine={}, model="scripted", executor="scripted", seed=seed

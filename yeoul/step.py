@@ -43,6 +43,24 @@ class BlockCopy(msgspec.Struct, frozen=True):
     target: int
 
 
+class SwapOut(msgspec.Struct, frozen=True):
+    """Keep a copy of these blocks, per KV group, under a handle; they belong to somebody else right after."""
+
+    handle: int
+    blocks: tuple[tuple[int, ...], ...]
+
+
+class SwapIn(msgspec.Struct, frozen=True):
+    """Bring what was kept under a handle back into these blocks, for the sequence in a slot, and forget the handle.
+
+    As many blocks per group as went out, in the same order.
+    """
+
+    handle: int
+    slot: int
+    blocks: tuple[tuple[int, ...], ...]
+
+
 class PlanRow(msgspec.Struct, frozen=True):
     """The part of one sequence that a step computes: positions start .. start + num_tokens - 1.
 
@@ -63,15 +81,19 @@ class PlanRow(msgspec.Struct, frozen=True):
 
 
 class StepPlan(msgspec.Struct, frozen=True):
-    """One step. Slots are released, then blocks copied, before any row runs.
+    """One step. Before any row runs, in this order: slots are released, swaps dropped, blocks swapped out, copied and
+    swapped in. A slot may be released and taken again in the same plan, and so may a block.
 
-    A slot may be released and taken again in the same plan.
+    A row whose swap-in fails has the status ERROR. Dropping a handle that is unknown does nothing.
     """
 
     step_id: int
     rows: tuple[PlanRow, ...]
     released_slots: tuple[int, ...] = ()
     block_copies: tuple[BlockCopy, ...] = ()
+    dropped_swaps: tuple[int, ...] = ()
+    swap_outs: tuple[SwapOut, ...] = ()
+    swap_ins: tuple[SwapIn, ...] = ()
 
     @property
     def num_tokens(self) -> int:

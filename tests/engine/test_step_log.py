@@ -59,7 +59,7 @@ def test_steps_say_who_computed_what(logged):
 def test_preemption_and_waiting_show(logged):
     steps = [record for record in logged if record["kind"] == "step"]
     (preempting,) = [step for step in steps if step["preempted"]]
-    assert preempting["preempted"] == [["new", 0, 32, "old", 0]]
+    assert preempting["preempted"] == [["new", 0, 32, 0, "old", 0]]
     assert preempting["num_waiting"] == 1 and preempting["waiting"] == ["new"]
     assert preempting["wait_reason"] == "preemption"
     after = steps[steps.index(preempting) + 1]

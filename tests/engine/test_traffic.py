@@ -147,6 +147,7 @@ def test_no_technique_changes_a_reply(kind, round_):
         prefix_caching=rng.random() < 0.7,
         allocation=rng.choice(KV_ALLOCATIONS),
         policies=policies,
+        swap_blocks=rng.choice([0, 6, 1000]),
     )
     replies = drive(engine, arrivals, aborts)
     for made, index in [(made, index) for _, made in arrivals for index in range(made.params.n)]:

@@ -24,6 +24,7 @@ from yeoul.errors import ConfigError
 from yeoul.exec.protocol import Executor, ExecutorLimits
 from yeoul.kv.manager import KVManager
 from yeoul.kv.sizing import KVGroup, KVRequest, KVSizing, size_kv
+from yeoul.kv.swap import SwapSpace
 from yeoul.sched.policies import Policies
 from yeoul.sched.scheduler import Scheduler
 
@@ -156,6 +157,9 @@ def _scheduler(config: EngineConfig, kv: KVManager, sizing: KVSizing, end_ids: f
             fork=config.fork,
             ageing_seconds=config.ageing_seconds,
         ),
+        swap_space=SwapSpace(config.swap_space or sizing.total_bytes, sizing.block_bytes)
+        if config.preemption_mode == "swap"
+        else None,
     )
 
 

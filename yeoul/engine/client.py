@@ -53,6 +53,9 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     preemptions: int = 0
     lost_tokens: int = 0
     """Counter: computed tokens that preemptions gave up."""
+    swapped_tokens: int = 0
+    """Counter: computed tokens that preemptions swapped out."""
+    swap_used_bytes: int = 0
     forks: int = 0
     """Counter: sequences that began with the prompt of another of the same request."""
     prefix_cache_queries: int = 0

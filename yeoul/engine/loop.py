@@ -315,6 +315,8 @@ class Engine:
             generation_tokens=counters.generation_tokens,
             preemptions=counters.preemptions,
             lost_tokens=counters.lost_tokens,
+            swapped_tokens=counters.swapped_tokens,
+            swap_used_bytes=self._scheduler.swap_used,
             forks=counters.forks,
             prefix_cache_queries=counters.prefix_cache_queries,
             prefix_cache_hits=counters.prefix_cache_hits,
@@ -385,6 +387,7 @@ class Engine:
                     lost.sequence.request.request_id,
                     lost.sequence.index,
                     lost.num_lost_tokens,
+                    lost.num_swapped_tokens,
                     lost.needed_by.request.request_id,
                     lost.needed_by.index,
                 )

@@ -59,8 +59,8 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", ta
     finished_at: float
     rows: list[tuple[str, int, int, int, int, int]]
     """ROW_COLUMNS: request, which of n, first position, tokens computed, tokens attended to, tokens delivered."""
-    preempted: list[tuple[str, int, int, str, int]]
-    """Request, which of n, computed tokens lost; request, which of n, that needed the blocks."""
+    preempted: list[tuple[str, int, int, int, str, int]]
+    """Request, which of n, computed tokens lost and swapped out; request, which of n, that needed the blocks."""
     blocks: list[tuple[int, int, int]]
     """(used, cached, free) of every KV group, after commit."""
     num_waiting: int

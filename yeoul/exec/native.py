@@ -14,8 +14,11 @@ import numpy as np
 from yeoul import _native
 from yeoul.config import isa_override
 from yeoul.errors import ConfigError, EngineError
+from yeoul.exec.kv_wire import fingerprint
 from yeoul.exec.lowering import Lowering, PackedWeights
+from yeoul.exec.native_blocks import NativeBlocks
 from yeoul.exec.protocol import ExecutorLimits, Ticket
+from yeoul.exec.swap import Swapper, SwapStore
 from yeoul.models.model import Model
 from yeoul.ops.passes import fuse
 from yeoul.step import PlanRow, RowResult, RowStatus, SlotState, StepPlan, StepResult
@@ -76,6 +79,7 @@ class NativeExecutor:
         isa: str = "auto",
         num_threads: int = 1,
         clock: Callable[[], float] = time.perf_counter,
+        swap_dir: str | None = None,
     ) -> None:
         self._isa, self._reason = choose_isa(isa)
         self._clock = clock
@@ -96,6 +100,9 @@ class NativeExecutor:
         ]
         self._program = _native.Program(self._pool, self._isa, lowering.arena_bytes, native_groups)
         lowering.emit(self._program)
+        numerics = fingerprint("native", self._isa, model.spec, groups, _weight_types(model))
+        self._swapper = Swapper(NativeBlocks(self._program, groups), numerics, SwapStore(swap_dir))
+        self._failed_slots: frozenset[int] = frozenset()
         self._lowering = lowering
         self._ropes = lowering.ropes
         self._rope_end = 0
@@ -138,6 +145,7 @@ class NativeExecutor:
     def close(self) -> None:
         """See Executor. The memory goes with the last reference."""
         self._results.clear()
+        self._swapper.close()
 
     def _make_buffers(self, max_tokens: int, max_rows: int) -> None:
         gathered = max(max_tokens, max_rows)
@@ -166,8 +174,10 @@ class NativeExecutor:
         """Fill the step's arrays; returns the number of tokens. Raises EngineError for a plan that does not fit."""
         for slot in plan.released_slots:
             self._states[slot] = None
+        self._swapper.out(plan.dropped_swaps, plan.swap_outs)
         for copy in plan.block_copies:
             self._program.copy_block(copy.group, copy.source, copy.target)
+        self._failed_slots = self._swapper.back(plan.swap_ins)
         if len(plan.rows) > len(self._rows) or plan.num_tokens > len(self._tokens):
             raise EngineError(f"step {plan.step_id} is larger than the executor was built for")
         begin = 0
@@ -237,7 +247,9 @@ class NativeExecutor:
         nan_rows = self._row_nan.tolist()
         count = 0
         for index, row in enumerate(plan.rows):
-            if nan_rows[index]:
+            if row.slot in self._failed_slots:
+                results.append(RowResult(status=RowStatus.ERROR))
+            elif nan_rows[index]:
                 results.append(RowResult(status=RowStatus.NAN))
             elif not row.sample:
                 results.append(RowResult())
@@ -258,6 +270,10 @@ class NativeExecutor:
         values = found["top_logprobs"][: state.num_logprobs].tolist()
         top = tuple((i, value) for i, value in zip(ids, values, strict=True) if i >= 0)
         return (TokenLogprob(int(found["token"]), float(found["logprob"]), top),)
+
+
+def _weight_types(model: Model) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted((name, tensor.type.name) for name, tensor in model.weights.items()))
 
 
 def _kv_group(spec: KVSpec, num_layers: int, num_blocks: int, table: np.ndarray) -> tuple[object, ...]:

@@ -12,7 +12,7 @@ Modes:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -20,13 +20,15 @@ import numpy as np
 
 from yeoul.errors import EngineError
 from yeoul.exec import reference_math as m
+from yeoul.exec.kv_wire import fingerprint
 from yeoul.exec.protocol import ExecutorLimits, Ticket
 from yeoul.exec.reference_sampling import sample
 from yeoul.exec.reference_slots import Frame, RowFrame, Slots, first_key
+from yeoul.exec.swap import Swapper, SwapStore
 from yeoul.models.model import Model
 from yeoul.ops import vocabulary as v
 from yeoul.ops.passes import fuse, inputs
-from yeoul.step import RowResult, StepPlan, StepResult
+from yeoul.step import RowResult, RowStatus, StepPlan, StepResult
 from yeoul.weights.dequant import dequantize
 from yeoul.weights.tensor import Tensor
 
@@ -43,7 +45,12 @@ class ReferenceExecutor:
     max_in_flight = 1
 
     def __init__(
-        self, model: Model, limits: ExecutorLimits, mode: Mode = "exact", clock: Callable[[], float] = time.perf_counter
+        self,
+        model: Model,
+        limits: ExecutorLimits,
+        mode: Mode = "exact",
+        clock: Callable[[], float] = time.perf_counter,
+        swap_dir: str | None = None,
     ) -> None:
         self._mode = mode
         self._clock = clock
@@ -53,6 +60,9 @@ class ReferenceExecutor:
         self._group_of = {layer: g for g, (_, layers) in enumerate(model.program.kv_groups) for layer in layers}
         self._slots = Slots([spec for spec, _ in model.program.kv_groups], limits, model.spec.vocab_size)
         self._kv = [self._empty_kv(op, limits) for op in self._program.ops if isinstance(op, v.Attention)]
+        numerics = fingerprint("reference", mode, model.spec, model.program.kv_groups)
+        self._swapper = Swapper(self, numerics, SwapStore(swap_dir))
+        self._failed_slots: frozenset[int] = frozenset()
         self._values: dict[str, Array] = {}
         self._results: dict[Ticket, StepResult | EngineError] = {}
         self._tickets = 0
@@ -88,6 +98,7 @@ class ReferenceExecutor:
         """Drop weights and KV."""
         self._values.clear()
         self._kv.clear()
+        self._swapper.close()
         self._results.clear()
 
     def _run(self, plan: StepPlan) -> StepResult:
@@ -99,15 +110,35 @@ class ReferenceExecutor:
         results = [RowResult()] * len(frame.rows)
         for (index, row), row_logits in zip(sampled, logits, strict=True):
             results[index] = _sample_row(row, row_logits)
+        for index, planned in enumerate(plan.rows):
+            if planned.slot in self._failed_slots:
+                results[index] = RowResult(status=RowStatus.ERROR)
         return StepResult(plan.step_id, tuple(results), started, self._clock())
 
     def _prepare(self, plan: StepPlan) -> Frame:
+        """Check the plan and move blocks as it says."""
         frame = self._slots.prepare(plan)
+        self._swapper.out(plan.dropped_swaps, plan.swap_outs)
         for copy in plan.block_copies:
-            for layer, (keys, values) in enumerate(self._kv):
-                if self._group_of[layer] == copy.group:
-                    keys[copy.target], values[copy.target] = keys[copy.source], values[copy.source]
+            for keys, values in self._layers(copy.group):
+                keys[copy.target], values[copy.target] = keys[copy.source], values[copy.source]
+        self._failed_slots = self._swapper.back(plan.swap_ins)
         return frame
+
+    def _layers(self, group: int) -> list[tuple[Array, Array]]:
+        return [kv for layer, kv in enumerate(self._kv) if self._group_of[layer] == group]
+
+    def read_blocks(self, group: int, blocks: Sequence[int]) -> tuple[Array, Array]:
+        """See yeoul.exec.swap.BlockAccess."""
+        ids = list(blocks)
+        keys, values = zip(*self._layers(group), strict=True)
+        return _to_wire([layer[ids] for layer in keys]), _to_wire([layer[ids] for layer in values])
+
+    def write_blocks(self, group: int, blocks: Sequence[int], keys: Array, values: Array) -> None:
+        """See yeoul.exec.swap.BlockAccess."""
+        for layer, (own_keys, own_values) in enumerate(self._layers(group)):
+            _from_wire(own_keys, blocks, keys[:, layer])
+            _from_wire(own_values, blocks, values[:, layer])
 
     def _execute(self, frame: Frame, wanted: Array) -> Array:
         """Logits, float32 [len(wanted), vocab], of these of the step's tokens. The plan's copies come first."""
@@ -234,6 +265,19 @@ RULES: MappingProxyType[type[v.Op], Callable[..., Array]] = MappingProxyType(
         v.Logits: ReferenceExecutor._logits,
     }
 )
+
+
+def _to_wire(layers: list[Array]) -> Array:
+    """[blocks, tokens, heads, size] of each layer to uint8 [blocks, layers, bytes of [head][token][size]]."""
+    stacked = np.stack(layers, axis=1).swapaxes(2, 3)
+    return np.ascontiguousarray(stacked).view(np.uint8).reshape(len(stacked), len(layers), -1)
+
+
+def _from_wire(own: Array, blocks: Sequence[int], parts: Array) -> None:
+    """uint8 [blocks, bytes] into one layer's [block, token, head, size]."""
+    _, tokens, heads, size = own.shape
+    values = np.ascontiguousarray(parts).view(own.dtype).reshape(len(parts), heads, tokens, size)
+    own[list(blocks)] = values.swapaxes(1, 2)
 
 
 def _wide(env: dict[int, Array], value: v.Value) -> m.Array:

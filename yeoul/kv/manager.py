@@ -71,7 +71,7 @@ class KVManager:
         self._allocation = allocation
         self._windows = tuple((group, spec.window) for group, spec in enumerate(groups) if spec.kind is KVKind.WINDOW)
         self._full = tuple(group for group, spec in enumerate(groups) if spec.kind is KVKind.FULL)
-        self._nothing: NewBlocks = ((),) * len(groups)
+        self.nothing: NewBlocks = ((),) * len(groups)
         self._longest = self._blocks(self.max_tokens(max_model_len))
 
     def open(self, token_ids: Sequence[int] = (), *, salt: str | None = None, limit: int = 0) -> BlockTables:
@@ -181,6 +181,26 @@ class KVManager:
         copies = [BlockCopy(group, source, tables.blocks[group][whole]) for group, source in enumerate(prefix.partial)]
         return Start(tuple([tuple(table) for table in tables.blocks]), tuple(copies))
 
+    def restore(self, tables: BlockTables, prefix: Prefix, num_tokens: int, num_known: int, chunk: int) -> Start | None:
+        """`start` for a prefix whose keys and values will be written to new blocks: those that `held` names then."""
+        if not self._has_room(tables, prefix, num_known, chunk):
+            return None
+        count = self._blocks(prefix.num_tokens)
+        for group, window in self._windows:
+            tables.num_released[group] = self._first_kept(window, prefix.num_tokens)
+        for group, pool in enumerate(self.pools):
+            released = tables.num_released[group]
+            tables.blocks[group] = [NULL_BLOCK] * released + list(pool.allocate(count - released))
+        tables.num_slots = count * self.block_size
+        if self.grow(tables, num_tokens) is None:
+            raise EngineError("the KV pool lacks blocks that it said were free")
+        return Start(tuple([tuple(table) for table in tables.blocks]))
+
+    def held(self, tables: BlockTables, num_tokens: int) -> NewBlocks:
+        """The blocks of the first `num_tokens` tokens, per group, without those given back."""
+        count = self._blocks(num_tokens)
+        return tuple([tuple(filter(None, table[:count])) for table in tables.blocks])
+
     def _has_room(self, tables: BlockTables, prefix: Prefix, num_known: int, chunk: int) -> bool:
         """A cached block that is shared is not free any more, and needs no new one."""
         needed = self._blocks(num_known)
@@ -202,7 +222,7 @@ class KVManager:
         Nothing changes when it returns None.
         """
         if num_tokens <= tables.num_slots:
-            return self._nothing
+            return self.nothing
         count = self._blocks(num_tokens - tables.num_slots)
         missing = [count] * len(self.pools)
         if self._allocation != "paged":

@@ -142,6 +142,7 @@ class Metrics:
         for name, text, value in (
             ("num_preemptions", "Preempted sequences.", stats.preemptions),
             ("preemption_lost_tokens", "Computed tokens that preemptions gave up.", stats.lost_tokens),
+            ("preemption_swapped_tokens", "Computed tokens that preemptions swapped out.", stats.swapped_tokens),
             ("prompt_tokens", "Prompt tokens, cached ones too; recomputation is not counted.", stats.prompt_tokens),
             ("generation_tokens", "Generated tokens.", stats.generation_tokens),
             ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", stats.prefix_cache_queries),

@@ -55,10 +55,14 @@ class Admission:
         return not done and sequence.num_prompt_tokens > 1
 
     def prefix(self, sequence: Sequence, started: Collection[Sequence]) -> tuple[Prefix, Sequence | None]:
-        """What a stay begins with: the longer of a sibling's prompt and what is cached; and the sibling, if so.
+        """What a stay begins with: what was swapped out, or the longer of a sibling's prompt and what is cached.
+
+        Also the sibling, if it is that.
 
         `started`: sequences whose own stay begins in this step; their blocks may not hold anything yet.
         """
+        if sequence.swapped is not None:
+            return Prefix(sequence.swapped.num_tokens, self._kv.nothing), None
         cached = self._kv.match(sequence.tables, sequence.num_tokens)
         length = sequence.num_prompt_tokens - 1
         if not self._policies.fork or len(sequence.siblings) == 1 or length <= cached.num_tokens:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from yeoul.kv.manager import NewBlocks
 from yeoul.sched.sequence import Sequence
+from yeoul.sched.swapping import Swapping
 from yeoul.step import BlockCopy, PlanRow, StepPlan
 
 
@@ -31,6 +32,14 @@ class PlanDraft:
         self.rows.append(PlanRow(sequence.slot, start, count, token_ids, blocks, sample, state))
         self.scheduled.append(sequence)
 
-    def plan(self, step_id: int, released_slots: list[int]) -> StepPlan:
+    def plan(self, step_id: int, released_slots: list[int], swapping: Swapping) -> StepPlan:
         """The finished plan."""
-        return StepPlan(step_id, tuple(self.rows), tuple(released_slots), tuple(self.copies))
+        return StepPlan(
+            step_id,
+            tuple(self.rows),
+            tuple(released_slots),
+            tuple(self.copies),
+            tuple(swapping.dropped),
+            tuple(swapping.outs),
+            tuple(swapping.ins),
+        )

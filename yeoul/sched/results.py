@@ -27,7 +27,9 @@ class Preempted(msgspec.Struct, frozen=True):
     needed_by: Sequence
     """Itself, if nobody who ranks lower held any."""
     num_lost_tokens: int
-    """Computed tokens whose KV was given up. Some of it may be found in the prefix cache again."""
+    """Computed tokens whose KV was given up; 0 if it was swapped out. Some may be found in the prefix cache again."""
+    num_swapped_tokens: int
+    """Computed tokens whose KV was swapped out."""
 
 
 class SchedulerCounters(msgspec.Struct):
@@ -39,6 +41,8 @@ class SchedulerCounters(msgspec.Struct):
     preemptions: int = 0
     lost_tokens: int = 0
     """Computed tokens that preemptions gave up."""
+    swapped_tokens: int = 0
+    """Computed tokens that preemptions swapped out."""
     forks: int = 0
     """Stays that began with another sequence's prompt."""
     prefix_cache_queries: int = 0

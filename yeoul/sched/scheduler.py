@@ -14,11 +14,13 @@ from collections import deque
 
 from yeoul.errors import ConfigError, ContextLengthError, EngineError
 from yeoul.kv.manager import KVManager, NewBlocks, SlotUsage
+from yeoul.kv.swap import SwapSpace
 from yeoul.sched.admission import Admission
 from yeoul.sched.draft import PlanDraft
 from yeoul.sched.policies import Policies, choose_victim
 from yeoul.sched.results import Committed, Preempted, SchedulerCounters
 from yeoul.sched.sequence import NO_SLOT, Sequence, SequenceStatus
+from yeoul.sched.swapping import Swapping
 from yeoul.step import PlanRow, RowResult, RowStatus, StepPlan, StepResult
 from yeoul.types import FinishReason
 
@@ -40,6 +42,7 @@ class Scheduler:
         max_model_len: int,
         end_tokens: frozenset[int] = frozenset(),
         policies: Policies | None = None,
+        swap_space: SwapSpace | None = None,
     ) -> None:
         """Raises ConfigError for a pool that cannot hold the window of a single sequence."""
         self.max_num_seqs = max_num_seqs
@@ -59,6 +62,7 @@ class Scheduler:
         self._kv = kv
         self._policies = policies or Policies()
         self._admission = Admission(kv, self._policies)
+        self._swapping = Swapping(kv, swap_space)
         self._end_tokens = end_tokens
         self._max_chunk = kv.max_chunk(max_num_batched_tokens, self.max_model_len)
         if self._max_chunk < 1:
@@ -109,6 +113,7 @@ class Scheduler:
         if sequence.status is SequenceStatus.WAITING:
             self.waiting.remove(sequence)
             self.num_waiting_tokens -= sequence.num_tokens
+            self._swapping.drop(sequence)
         else:
             self.running.remove(sequence)
         sequence.status = SequenceStatus.FINISHED
@@ -132,8 +137,9 @@ class Scheduler:
         if not draft.rows:
             return self._empty_plan()
         self.scheduled = draft.scheduled
-        plan = draft.plan(self._step_id, self._released_slots)
+        plan = draft.plan(self._step_id, self._released_slots, self._swapping)
         self._released_slots.clear()
+        self._swapping.planned()
         self._step_id += 1
         self._is_in_flight = True
         return plan
@@ -189,9 +195,12 @@ class Scheduler:
                 return None
 
     def _preempt(self, sequence: Sequence, needed_by: Sequence) -> None:
-        self.preempted.append(Preempted(sequence, needed_by, sequence.num_computed_tokens))
+        count = sequence.num_computed_tokens
+        lost, kept = (0, count) if self._swapping.out(sequence) else (count, 0)
+        self.preempted.append(Preempted(sequence, needed_by, lost, kept))
         self.counters.preemptions += 1
-        self.counters.lost_tokens += sequence.num_computed_tokens
+        self.counters.lost_tokens += lost
+        self.counters.swapped_tokens += kept
         self.running.remove(sequence)
         self._vacate(sequence)
         sequence.status = SequenceStatus.WAITING
@@ -224,11 +233,13 @@ class Scheduler:
         if not self._admission.takes(draft, rest):
             return "tokens"
         count = min(rest, self._max_chunk, draft.budget)
-        start = self._kv.start(sequence.tables, prefix, found + count, sequence.num_tokens, self._max_chunk)
+        begin = self._kv.start if sequence.swapped is None else self._kv.restore
+        start = begin(sequence.tables, prefix, found + count, sequence.num_tokens, self._max_chunk)
         if start is None:
             return "blocks"
         self._count_cached(sequence, found, source)
         self._start(sequence, now)
+        self._swapping.back(sequence)
         sequence.num_computed_tokens = found
         draft.budget -= count
         draft.copies.extend(start.copies)
@@ -323,6 +334,7 @@ class Scheduler:
         """
         touched = self.scheduled if self._is_in_flight else list(self.running) or list(self.waiting)[:1]
         self._is_in_flight = False
+        self._swapping.step_failed(lost.sequence for lost in self.preempted)
         for sequence in touched:
             sequence.num_scheduled_tokens = 0
             self.finish(sequence, FinishReason.ERROR)
@@ -334,6 +346,11 @@ class Scheduler:
     def live(self) -> list[Sequence]:
         """Sequences that hold blocks."""
         return [*self.running, *self._leaving]
+
+    @property
+    def swap_used(self) -> int:
+        """Bytes of swapped-out KV."""
+        return self._swapping.used
 
     def slots(self) -> SlotUsage:
         """What the held token slots are for. A snapshot; any thread."""
@@ -348,6 +365,7 @@ class Scheduler:
             raise EngineError(f"slots in use and free slots do not add up: {slots}")
         if self.num_waiting_tokens != sum(sequence.num_tokens for sequence in self.waiting):
             raise EngineError("the count of waiting tokens is wrong")
+        self._swapping.check(list(self.waiting))
         order = [sequence.id for sequence in self.waiting]
         if order != sorted(set(order)) or {sequence.id for sequence in live} & set(order):
             raise EngineError("the queue is not in order of arrival, or holds who runs")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from enum import Enum
 
+from yeoul.kv.swap import Swapped
 from yeoul.kv.tables import BlockTables
 from yeoul.step import SlotState
 from yeoul.types import FinishReason, Request
@@ -49,6 +50,7 @@ class Sequence:
         "siblings",
         "slot",
         "status",
+        "swapped",
         "tables",
         "token_ids",
     )
@@ -79,6 +81,8 @@ class Sequence:
         """The highest num_computed_tokens ever reached: recomputed tokens are not counted twice."""
         self.status = SequenceStatus.WAITING
         self.finish_reason: FinishReason | None = None
+        self.swapped: Swapped | None = None
+        """What a preempted sequence has of its tokens outside the pools."""
         self.slot = NO_SLOT
         self.in_slot = False
         """The executor knows of this stay: the first row, with the SlotState, has been planned."""
