@@ -27,6 +27,7 @@ help:
 	@echo "make setup        make $(VENV), build and install Yeoul in it (PYTHON=... chooses the interpreter)"
 	@echo "make model        get the model $(MODEL)"
 	@echo "make test         set up, get the model, run all tests: kernels in C++, then Python"
+	@echo "make matrix       1,000 mixes of techniques against solo replies; writes docs/reference/techniques.md"
 	@echo "make check        format, lint, types and the quick tests"
 	@echo "make build        build the C++ core again"
 	@echo "make test-oracle  make the stored oracles again with torch and transformers (by hand; large download)"
@@ -92,6 +93,11 @@ QUICK := tests/kv tests/obs tests/ops tests/sched tests/text
 test: $(VENV)/.test-tools model kernel-test kernel-test-neon
 	$(SAY) "running the Python tests"
 	@$(BIN)/python -m pytest -q
+
+.PHONY: matrix
+MIXES ?= 1000
+matrix: $(VENV)/.test-tools
+	$(BIN)/python tests/matrix/run_matrix.py --mixes $(MIXES) --page docs/reference/techniques.md
 
 check: $(VENV)/.dev-tools
 	$(BIN)/ruff format --check
