@@ -180,9 +180,9 @@ def tiny(path: Path, vocab_size: int = 448) -> Model:
         path,
         vocab_size,
         max_model_len=160,
-        pools=(12, 16, 30, 80),
+        pools=(11, 12, 14, 30),
         prompts=(1, 5, 16, 30),
-        outputs=(1, 3, 17, 40),
+        outputs=(3, 17, 40, 60),
         num_requests=8,
     )
 

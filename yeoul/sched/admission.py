@@ -6,7 +6,7 @@ sequences, slots or pools: it answers, the scheduler acts.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 
 from yeoul.kv.manager import KVManager
 from yeoul.kv.tables import Prefix
@@ -38,10 +38,10 @@ class Admission:
         """A static batch is complete when the queue is empty, or when slots or blocks are; a spent budget is no end."""
         self._batch_is_open = wait_reason in ("tokens", "fork")
 
-    def candidates(self, waiting: Iterable[Sequence], now: float) -> list[Sequence]:
+    def candidates(self, waiting: Iterable[Sequence], now: float) -> Iterator[Sequence]:
         """The queue in the policy's order, without those that will fork from a sequence that is not ready for it."""
         ordered = in_order(waiting, self._policies, now, self._num_cached)
-        return [sequence for sequence in ordered if not self._waits_for_fork(sequence)]
+        return (sequence for sequence in ordered if not self._waits_for_fork(sequence))
 
     def _num_cached(self, sequence: Sequence) -> int:
         return self._kv.match(sequence.tables, sequence.num_tokens).num_tokens
