@@ -1,5 +1,6 @@
 # Yeoul: everything a fresh machine needs is Python 3.11, pip, make and a C++20 compiler. `make help` lists the targets.
 
+MAKEFLAGS += --no-print-directory
 MODEL ?= smollm2-135m
 HOST ?= 127.0.0.1
 PORT ?= 8000
@@ -28,6 +29,7 @@ help:
 	@echo "make model        get the model $(MODEL)"
 	@echo "make test         set up, get the model, run all tests: kernels in C++, then Python"
 	@echo "make matrix       1,000 mixes of techniques against solo replies; writes docs/reference/techniques.md"
+	@echo "make test-models  the tests of further real models: 2 GB of downloads, many minutes"
 	@echo "make check        format, lint, types and the quick tests"
 	@echo "make build        build the C++ core again"
 	@echo "make test-oracle  make the stored oracles again with torch and transformers (by hand; large download)"
@@ -36,10 +38,9 @@ help:
 # Setting up. Each step leaves a file behind and is not repeated until what it depends on changes.
 
 $(BIN)/python:
-	@test -n "$(PYTHON)" || { echo "error: Yeoul needs Python 3.11 or newer"; \
+	@test -n "$(PYTHON)" && $(PYTHON) -c '$(IS_NEW)' 2>/dev/null || { \
+	  echo "error: Yeoul needs Python 3.11 or newer$(if $(PYTHON),; $(PYTHON) is not)"; \
 	  echo "hint: install it, or name it: make PYTHON=/path/to/python3.11"; exit 1; } >&2
-	@$(PYTHON) -c '$(IS_NEW)' || { echo "error: $(PYTHON) is $$($(PYTHON) -V 2>&1); Yeoul needs Python 3.11 or newer"; \
-	  exit 1; } >&2
 	$(SAY) "making $(VENV) with $(PYTHON)"
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "error: $(PYTHON) cannot make a virtual environment"; \
 	  echo "hint: install its venv module (Debian: python3-venv)"; exit 1; } >&2
@@ -70,6 +71,7 @@ $(VENV)/.dev-tools: $(VENV)/.test-tools
 
 .PHONY: setup model build
 setup: $(VENV)/.built
+	$(SAY) "Yeoul is set up: $(BIN)/yeoul --help"
 
 model: setup
 	$(SAY) "getting the model $(MODEL), if it is not there"
@@ -89,10 +91,15 @@ serve: model
 
 QUICK := tests/kv tests/obs tests/ops tests/sched tests/text
 
-.PHONY: test check test-oracle
+.PHONY: test test-models check test-oracle
 test: $(VENV)/.test-tools model kernel-test kernel-test-neon
 	$(SAY) "running the Python tests"
-	@$(BIN)/python -m pytest -q
+	@$(BIN)/python -m pytest -q -m "not models"
+
+test-models: $(VENV)/.test-tools
+	$(SAY) "getting all models of the catalogue (2 GB)"
+	@$(BIN)/python bench/fetch_models.py
+	@$(BIN)/python -m pytest -q -m models
 
 .PHONY: matrix
 MIXES ?= 1000

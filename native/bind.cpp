@@ -2,10 +2,13 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -14,6 +17,7 @@
 #include "isa.h"
 #include "pool.h"
 #include "program.h"
+#include "rules.h"
 #include "sampler.h"
 #include "spm.h"
 #include "weights.h"
@@ -36,6 +40,8 @@ using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::c
 using Ints = nb::ndarray<std::int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Table = nb::ndarray<std::int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Matrix = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Masks = nb::ndarray<std::uint32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Sums = nb::ndarray<double, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using RawBytes = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using ViewTuple = std::tuple<std::int64_t, std::int64_t, std::int32_t, bool>;
 using SegmentTuple = std::tuple<yeoul::PackedWeight*, std::optional<Floats>>;
@@ -66,6 +72,9 @@ struct Buffers {
   Ints tokens, positions;
   Table rows;  // [rows, 4]: slot, begin, tokens, position
   Ints gathered;
+  Table outputs;  // [R, 4]: RowOutput
+  Masks masks;
+  Sums pooled;
   RawBytes sampling, results, row_nan;
 };
 
@@ -75,9 +84,22 @@ class BoundProgram {
   BoundProgram(yeoul::Pool& pool, const std::string& isa, std::size_t arena_bytes, std::vector<yeoul::KVGroup> groups)
       : program(pool, yeoul::kernels_for(isa), arena_bytes, std::move(groups)) {}
 
-  void run(std::int32_t tokens, std::int32_t rows, std::int32_t gathered, std::optional<Matrix> logits, std::size_t first, std::size_t last) {
+  void set_rules(std::size_t slot, std::shared_ptr<yeoul::LogitRules> rules) {
+    if (slot >= rules_.size()) throw std::invalid_argument("no such slot: call bind first");
+    rule_pointers_[slot] = rules.get();
+    rules_[slot] = std::move(rules);
+  }
+
+  void bind(Buffers given) {
+    buffers.emplace(std::move(given));
+    rules_.resize(buffers->pooled.shape(0));
+    rule_pointers_.resize(rules_.size());
+  }
+
+  // Everything but the first `num_logits` of the gathered tokens is pooled. Raises for an output that points nowhere.
+  void run(std::int32_t tokens, std::int32_t rows, std::int32_t gathered, std::int32_t num_logits, std::optional<Matrix> logits, std::size_t first, std::size_t last) {
     if (!buffers) throw std::invalid_argument("the program has no buffers: call bind first");
-    if (tokens < 0 || rows < 0 || gathered < 0 || static_cast<std::size_t>(tokens) > buffers->tokens.size() ||
+    if (tokens < 0 || rows < 0 || gathered < 0 || num_logits < 0 || num_logits > gathered || static_cast<std::size_t>(gathered) > buffers->outputs.shape(0) || static_cast<std::size_t>(tokens) > buffers->tokens.size() ||
         static_cast<std::size_t>(rows) > buffers->rows.shape(0) || static_cast<std::size_t>(gathered) > buffers->gathered.size() ||
         (logits && static_cast<std::size_t>(gathered) > logits->shape(0)))
       throw std::invalid_argument("the step does not fit the program's buffers");
@@ -89,6 +111,13 @@ class BoundProgram {
     f.positions = buffers->positions.data();
     f.rows = reinterpret_cast<const yeoul::StepRow*>(buffers->rows.data());
     f.gathered = buffers->gathered.data();
+    f.num_logits = num_logits;
+    f.outputs = reinterpret_cast<const yeoul::RowOutput*>(buffers->outputs.data());
+    if (!logits) check_outputs(f);
+    f.rules = rule_pointers_.data();
+    f.masks = buffers->masks.data();
+    f.mask_words = static_cast<std::int64_t>(buffers->masks.shape(1));
+    f.pooled = buffers->pooled.data();
     f.sampling = reinterpret_cast<const yeoul::SampleParams*>(buffers->sampling.data());
     f.row_nan = buffers->row_nan.data();
     if (logits) f.logits = logits->data();
@@ -100,13 +129,25 @@ class BoundProgram {
   yeoul::Program program;
   std::optional<Buffers> buffers;
   std::vector<nb::object> keep;  // arrays and weights that instructions point into
+
+ private:
+  void check_outputs(const yeoul::Frame& f) const {
+    for (std::int32_t i = 0; i < f.num_gathered; ++i) {
+      const yeoul::RowOutput& o = f.outputs[i];
+      if (o.slot < 0 || static_cast<std::size_t>(o.slot) >= rules_.size() || o.mask >= static_cast<std::int64_t>(buffers->masks.shape(0)))
+        throw std::invalid_argument("an output of the step points to no slot or mask");
+    }
+  }
+
+  std::vector<std::shared_ptr<yeoul::LogitRules>> rules_;  // by slot
+  std::vector<const yeoul::LogitRules*> rule_pointers_;
 };
 
 using GroupTuple = std::tuple<std::int64_t, std::int32_t, std::int32_t, std::int32_t, std::string, std::string, std::int32_t, std::int32_t, Table>;
 
 yeoul::KVGroup to_group(const GroupTuple& g) {
   const auto& [blocks, kv_heads, key_size, value_size, k_type, v_type, window, layers, table] = g;
-  yeoul::KVLayout shape{nullptr, nullptr, to_kv_type(k_type), to_kv_type(v_type), kv_heads, key_size, value_size};
+  yeoul::KVLayout shape{nullptr, nullptr, to_kv_type(k_type), to_kv_type(v_type), kv_heads, key_size, value_size, 0, 0};
   return {blocks, shape, window, layers, table.data(), static_cast<std::int64_t>(table.shape(1))};
 }
 
@@ -118,6 +159,24 @@ void bind_execution(nb::module_& m) {
   m.def(
       "packed_bytes", [](int type, std::int64_t rows, std::int64_t k) { return yeoul::packed_bytes(static_cast<yeoul::WeightType>(type), rows, k); },
       "type"_a, "rows"_a, "k"_a, "Bytes of a packed matrix. ValueError for a shape that the type cannot have.");
+  nb::class_<yeoul::LogitRules>(m, "LogitRules", "What stands between one sequence's logits and its sampling.")
+      .def("__init__", [](yeoul::LogitRules* self, std::int32_t vocab, double repetition, double frequency, double presence,
+                          std::vector<std::pair<std::int32_t, double>> bias, std::vector<std::int32_t> end_ids, std::int64_t first_end,
+                          std::vector<std::vector<std::int32_t>> bad_words, std::optional<std::vector<std::int32_t>> allowed,
+                          const std::vector<std::int32_t>& prompt, const std::vector<std::int32_t>& output) {
+        const bool only_allowed = allowed.has_value();
+        yeoul::LogitEdits edits{repetition, frequency, presence, std::move(bias), std::move(end_ids), first_end, std::move(bad_words),
+                                std::move(allowed).value_or(std::vector<std::int32_t>{}), only_allowed};
+        new (self) yeoul::LogitRules(vocab, std::move(edits), prompt, output);
+      }, "vocab"_a, "repetition"_a, "frequency"_a, "presence"_a, "bias"_a, "end_ids"_a, "first_end"_a, "bad_words"_a, "allowed"_a.none(), "prompt"_a, "output"_a,
+           "ValueError for a token id outside [0, vocab).")
+      .def("append", &yeoul::LogitRules::append, "token"_a, "The sequence's next token.")
+      .def("apply", [](const yeoul::LogitRules& self, Floats logits, std::int64_t position) {
+        if (logits.size() != static_cast<std::size_t>(self.vocab())) throw std::invalid_argument("the logits do not fit the vocabulary");
+        std::vector<float> out(logits.size());
+        self.apply(logits.data(), position, out.data());
+        return to_numpy(std::move(out));
+      }, "logits"_a, "position"_a, "The edited logits, for tests.");
   nb::class_<yeoul::Pool>(m, "Pool", "Threads that share the loops of a step.")
       .def(nb::init<int>(), "threads"_a)
       .def_prop_ro("threads", &yeoul::Pool::threads);
@@ -147,9 +206,10 @@ void bind_execution(nb::module_& m) {
         new (self) BoundProgram(pool, isa, arena_bytes, std::move(native));
         for (const auto& g : groups) self->keep.push_back(nb::cast(std::get<8>(g)));
       }, "pool"_a, "isa"_a, "arena_bytes"_a, "groups"_a, nb::keep_alive<1, 2>())
-      .def("bind", [](BoundProgram& self, Ints tokens, Ints positions, Table rows, Ints gathered, RawBytes sampling, RawBytes results, RawBytes row_nan) {
-        self.buffers.emplace(Buffers{tokens, positions, rows, gathered, sampling, results, row_nan});
-      }, "tokens"_a, "positions"_a, "rows"_a, "gathered"_a, "sampling"_a, "results"_a, "row_nan"_a)
+      .def("bind", [](BoundProgram& self, Ints tokens, Ints positions, Table rows, Ints gathered, Table outputs, Masks masks, Sums pooled, RawBytes sampling, RawBytes results, RawBytes row_nan) {
+        self.bind(Buffers{tokens, positions, rows, gathered, outputs, masks, pooled, sampling, results, row_nan});
+      }, "tokens"_a, "positions"_a, "rows"_a, "gathered"_a, "outputs"_a, "masks"_a, "pooled"_a, "sampling"_a, "results"_a, "row_nan"_a)
+      .def("set_rules", &BoundProgram::set_rules, "slot"_a, "rules"_a.none(), "How the slot's logits are edited from now on; None: not at all.")
       .def("embed", [](BoundProgram& self, yeoul::PackedWeight* weight, ViewTuple out) {
         self.program.add(yeoul::make_embed(weight, to_view(out)));
       }, "weight"_a, "out"_a, nb::keep_alive<1, 2>())
@@ -195,17 +255,23 @@ void bind_execution(nb::module_& m) {
         self.program.copy_block(group, source, target);
       }, "group"_a, "source"_a, "target"_a, "Copy a KV block, all layers of its group. IndexError for one that does not exist.")
       .def("read_block", [](const BoundProgram& self, std::int64_t group, std::int64_t block) {
-        return to_numpy(self.program.read_block(group, block));
+        const auto bytes = self.program.block(group, block);
+        return to_numpy(std::vector<std::uint8_t>(bytes.begin(), bytes.end()));
       }, "group"_a, "block"_a, "A KV block's bytes as they lie: for each layer of the group keys, then values.")
       .def("write_block", [](BoundProgram& self, std::int64_t group, std::int64_t block, Bytes bytes) {
-        self.program.write_block(group, block, bytes.data(), bytes.size());
+        const auto target = self.program.block(group, block);
+        if (bytes.size() != target.size()) throw std::out_of_range("the bytes are not those of a KV block");
+        std::copy_n(bytes.data(), bytes.size(), target.data());
       }, "group"_a, "block"_a, "bytes"_a, "Put back what read_block gave. IndexError for a wrong size or block.")
+      .def("time", [](BoundProgram& self, bool on) { self.program.time(on); }, "on"_a, "Measure every instruction from now on, or stop.")
+      .def("nanoseconds", [](const BoundProgram& self) { return to_numpy(std::vector<std::int64_t>(self.program.nanoseconds())); },
+           "int64, of each instruction in the last run; empty when not measuring.")
       .def("__len__", [](const BoundProgram& self) { return self.program.size(); })
       .def("read", [](BoundProgram& self, ViewTuple view, std::int32_t rows, std::int64_t row_bytes) {
         std::vector<std::uint8_t> out(self.program.read(to_view(view), rows, row_bytes));
         return to_numpy(std::move(out));
       }, "view"_a, "rows"_a, "row_bytes"_a, "The first bytes of each of the first rows of a view, side by side: to look into a step.")
-      .def("run", &BoundProgram::run, "tokens"_a, "rows"_a, "gathered"_a, "logits"_a.none(), "first"_a, "last"_a,
+      .def("run", &BoundProgram::run, "tokens"_a, "rows"_a, "gathered"_a, "num_logits"_a, "logits"_a.none(), "first"_a, "last"_a,
            "Run instructions [first, last) on the bound buffers; with `logits` [gathered, vocab] they are left there instead of sampled.");
 }
 

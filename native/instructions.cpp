@@ -51,7 +51,7 @@ class Quantize final : public Instruction {
 };
 
 // Rows of activations that one pass over the panels serves: so many that their quantized form stays in the L2 cache.
-std::int64_t row_block(std::int64_t k) { return std::max<std::int64_t>(32, (std::int64_t{768} << 10) / (k + k / 2) / 8 * 8); }
+std::int64_t row_block(std::int64_t k) { return std::max<std::int64_t>(64, (std::int64_t{384} << 10) / (k + k / 2) / 16 * 16); }
 
 // Calls fn(panel, row_begin, row_end) for all panels and rows, threads claiming panels; rows outermost.
 template <class Fn>
@@ -284,26 +284,48 @@ class Gather final : public Instruction {
   View x_, out_;
 };
 
-// Logits in tiles of rows, each sampled before the next is computed: never more than kLogitRows x vocabulary.
+// Logits in tiles of rows, each reduced (sampled, scored) before the next is computed: never more than kLogitRows x
+// vocabulary. Rows to pool need no logits: their inputs are added to their slots' sums.
 class Logits final : public Instruction {
  public:
   Logits(View x, View q8, const PackedWeight* weight) : x_(x), q8_(q8), segment_{weight, {}} {}
 
   void run(Program& p, const Frame& f) override {
     const std::int64_t vocab = segment_.weight->rows;
-    for (std::int32_t begin = 0; begin < f.num_gathered; begin += kLogitRows) {
-      const std::int32_t count = std::min(kLogitRows, f.num_gathered - begin);
-      float* logits = f.results ? p.logit_rows(static_cast<std::size_t>(vocab * kLogitRows)) : f.logits + begin * vocab;
-      compute(p, begin, count, logits);
+    const std::int32_t rows = f.results ? f.num_logits : f.num_gathered;
+    // Rows of an odd number of cache lines, for the same reason as in yeoul/exec/layout.py.
+    const std::int64_t stride = f.results ? ((vocab + 15) / 16 | 1) * 16 : vocab;
+    for (std::int32_t begin = 0; begin < rows; begin += kLogitRows) {
+      const std::int32_t count = std::min(kLogitRows, rows - begin);
+      float* logits = f.results ? p.logit_rows(static_cast<std::size_t>(stride * kLogitRows)) : f.logits + begin * vocab;
+      compute(p, begin, count, logits, stride);
       if (!f.results) continue;
       p.pool().run(count, 1, [&](std::int64_t i) {
-        f.results[begin + i] = sample(logits + i * vocab, static_cast<std::int32_t>(vocab), f.sampling[begin + i], p.kernels(), p.scratch(static_cast<int>(i)));
+        f.results[begin + i] = reduce(p, f, begin + static_cast<std::int32_t>(i), logits + i * stride, p.scratch(static_cast<int>(i)));
       });
     }
+    if (f.results) pool(p, f);
   }
 
  private:
-  void compute(Program& p, std::int32_t begin, std::int32_t count, float* logits) {
+  SampleResult reduce(Program& p, const Frame& f, std::int32_t row, const float* logits, SampleScratch& scratch) const {
+    const auto vocab = static_cast<std::int32_t>(segment_.weight->rows);
+    const RowOutput& output = f.outputs[row];
+    if (output.kind == kOutputScore) return score(logits, vocab, output.target, f.sampling[row].num_logprobs, p.kernels(), scratch);
+    const RowEdits edits{f.rules[output.slot], output.mask < 0 ? nullptr : f.masks + output.mask * f.mask_words};
+    return sample(logits, vocab, f.sampling[row], edits, p.kernels(), scratch);
+  }
+
+  // One row after the other, in double: a sum does not depend on how its tokens were spread over steps.
+  void pool(Program& p, const Frame& f) const {
+    for (std::int32_t row = f.num_logits; row < f.num_gathered; ++row) {
+      const float* x = p.floats(x_, row);
+      double* sum = f.pooled + static_cast<std::int64_t>(f.outputs[row].slot) * x_.dim;
+      for (std::int32_t i = 0; i < x_.dim; ++i) sum[i] += x[i];
+    }
+  }
+
+  void compute(Program& p, std::int32_t begin, std::int32_t count, float* logits, std::int64_t stride) {
     const PackedWeight& weight = *segment_.weight;
     for_panels(p.pool(), weight.panels(), count, weight.k, [&](std::int64_t panel, std::int32_t row_begin, std::int32_t row_end) {
       LinearTask task = linear_task(p, segment_, x_, q8_);
@@ -312,7 +334,7 @@ class Logits final : public Instruction {
       task.panel = weight.panel(panel);
       task.columns = columns_of(weight, panel);
       task.y = logits + panel * kPanel;
-      task.y_stride = weight.rows;
+      task.y_stride = stride;
       task.row_begin = row_begin;
       task.row_end = row_end;
       p.kernels().linear(task);

@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <chrono>
 #include <new>
 #include <stdexcept>
 
@@ -11,12 +12,11 @@ namespace {
 
 std::int64_t kv_element(KVType type) { return type == KVType::f16 ? 2 : 4; }
 
-std::int64_t k_layer_bytes(const KVGroup& g) {
-  return g.num_blocks * g.shape.kv_heads * g.shape.key_size * kBlock * kv_element(g.shape.k_type);
-}
-std::int64_t v_layer_bytes(const KVGroup& g) {
-  return g.num_blocks * g.shape.kv_heads * g.shape.value_size * kBlock * kv_element(g.shape.v_type);
-}
+// Bytes of one block in one layer.
+std::int64_t k_bytes(const KVGroup& g) { return std::int64_t{kBlock} * g.shape.kv_heads * g.shape.key_size * kv_element(g.shape.k_type); }
+std::int64_t v_bytes(const KVGroup& g) { return std::int64_t{kBlock} * g.shape.kv_heads * g.shape.value_size * kv_element(g.shape.v_type); }
+// A block's layers lie side by side: blocks in use fill huge pages one after the other.
+std::int64_t block_bytes(const KVGroup& g) { return g.num_layers * (k_bytes(g) + v_bytes(g)); }
 
 }  // namespace
 
@@ -24,6 +24,9 @@ Pages::Pages(std::size_t bytes) : size_(bytes > 0 ? bytes : 1) {
   void* p = mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (p == MAP_FAILED) throw std::bad_alloc();
   data_ = static_cast<std::uint8_t*>(p);
+#ifdef MADV_HUGEPAGE
+  madvise(data_, size_, MADV_HUGEPAGE);  // a hint: kernels without huge pages refuse it
+#endif
 }
 
 Pages::~Pages() { munmap(data_, size_); }
@@ -32,55 +35,45 @@ Program::Program(Pool& pool, const KernelTable& kernels, std::size_t arena_bytes
     : pool_(pool), kernels_(kernels), arena_(arena_bytes), groups_(std::move(groups)), plans_(groups_.size()), planned_(groups_.size()), scratch_(kLogitRows) {
   for (const auto& g : groups_) {
     if (g.shape.key_size > 512 || g.shape.value_size > 512) throw std::invalid_argument("head sizes above 512 are not supported");
-    kv_memory_.push_back(std::make_unique<Pages>(static_cast<std::size_t>(g.num_layers * (k_layer_bytes(g) + v_layer_bytes(g)))));
+    kv_memory_.push_back(std::make_unique<Pages>(static_cast<std::size_t>(g.num_blocks * block_bytes(g))));
   }
 }
 
 KVLayout Program::layer(int g, int index) const {
   const KVGroup& group = groups_[static_cast<std::size_t>(g)];
   KVLayout layout = group.shape;
-  layout.k = kv_memory_[static_cast<std::size_t>(g)]->data() + index * (k_layer_bytes(group) + v_layer_bytes(group));
-  layout.v = layout.k + k_layer_bytes(group);
+  layout.k = kv_memory_[static_cast<std::size_t>(g)]->data() + index * (k_bytes(group) + v_bytes(group));
+  layout.v = layout.k + k_bytes(group);
+  layout.k_stride = layout.v_stride = block_bytes(group);
   return layout;
 }
 
-template <class Fn>
-void Program::for_block(std::int64_t g, std::int64_t block, const Fn& fn) const {
+std::span<std::uint8_t> Program::block(std::int64_t g, std::int64_t id) const {
   if (g < 0 || g >= static_cast<std::int64_t>(groups_.size())) throw std::out_of_range("there is no such KV group");
   const KVGroup& group = groups_[static_cast<std::size_t>(g)];
-  if (block < 1 || block >= group.num_blocks) throw std::out_of_range("there is no such KV block");
-  const std::int64_t k_bytes = k_layer_bytes(group) / group.num_blocks, v_bytes = v_layer_bytes(group) / group.num_blocks;
-  for (int l = 0; l < group.num_layers; ++l) {
-    const KVLayout kv = layer(static_cast<int>(g), l);
-    fn(kv.k + block * k_bytes, k_bytes);
-    fn(kv.v + block * v_bytes, v_bytes);
-  }
+  if (id < 1 || id >= group.num_blocks) throw std::out_of_range("there is no such KV block");
+  return {kv_memory_[static_cast<std::size_t>(g)]->data() + id * block_bytes(group), static_cast<std::size_t>(block_bytes(group))};
 }
 
 void Program::copy_block(std::int64_t g, std::int64_t source, std::int64_t target) {
-  const auto bytes = read_block(g, source);
-  write_block(g, target, bytes.data(), bytes.size());
-}
-
-std::vector<std::uint8_t> Program::read_block(std::int64_t g, std::int64_t block) const {
-  std::vector<std::uint8_t> out;
-  for_block(g, block, [&](const std::uint8_t* part, std::int64_t bytes) { out.insert(out.end(), part, part + bytes); });
-  return out;
-}
-
-void Program::write_block(std::int64_t g, std::int64_t block, const std::uint8_t* bytes, std::size_t size) {
-  std::size_t wanted = 0;
-  for_block(g, block, [&](const std::uint8_t*, std::int64_t part) { wanted += static_cast<std::size_t>(part); });
-  if (size != wanted) throw std::out_of_range("the bytes are not those of a KV block");
-  for_block(g, block, [&](std::uint8_t* part, std::int64_t n) {
-    std::copy_n(bytes, n, part);
-    bytes += n;
-  });
+  const auto from = block(g, source);
+  std::copy_n(from.data(), from.size(), block(g, target).data());
 }
 
 void Program::run(const Frame& frame, std::size_t first, std::size_t last) {
   std::fill(planned_.begin(), planned_.end(), false);
-  for (std::size_t i = first; i < last && i < instructions_.size(); ++i) instructions_[i]->run(*this, frame);
+  last = std::min(last, instructions_.size());
+  if (nanoseconds_.empty()) {
+    for (std::size_t i = first; i < last; ++i) instructions_[i]->run(*this, frame);
+    return;
+  }
+  auto before = std::chrono::steady_clock::now();
+  for (std::size_t i = first; i < last; ++i) {
+    instructions_[i]->run(*this, frame);
+    const auto now = std::chrono::steady_clock::now();
+    nanoseconds_[i] = std::chrono::duration_cast<std::chrono::nanoseconds>(now - before).count();
+    before = now;
+  }
 }
 
 std::vector<std::uint8_t> Program::read(const View& view, std::int64_t rows, std::int64_t row_bytes) const {

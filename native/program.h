@@ -3,6 +3,7 @@
 #pragma once
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -13,7 +14,7 @@
 
 namespace yeoul {
 
-constexpr int kLogitRows = 16;  // rows of logits that exist at one time
+constexpr int kLogitRows = 32;  // rows of logits that exist at one time
 
 // Zeroed anonymous memory, committed page by page as it is touched.
 class Pages {
@@ -46,15 +47,31 @@ struct StepRow {
   std::int32_t position;  // of its first token
 };
 
+// What is wanted of a gathered token.
+enum OutputKind : std::int32_t { kOutputSample = 0, kOutputScore = 1, kOutputPool = 2 };
+
+struct RowOutput {
+  std::int32_t kind;
+  std::int32_t slot;    // whose rules, or whose pooled sum
+  std::int32_t target;  // of a score: the token whose log-probability is wanted
+  std::int32_t mask;    // of a sample: row of `masks`, or -1
+};
+
 // All inputs and outputs of a step. Pointers stay the caller's.
 struct Frame {
   std::int32_t num_tokens = 0, num_rows = 0, num_gathered = 0;
   const std::int32_t* tokens = nullptr;     // [T] token ids
   const std::int32_t* positions = nullptr;  // [T]
   const StepRow* rows = nullptr;            // [num_rows], tokens side by side in this order
-  const std::int32_t* gathered = nullptr;   // [R] tokens whose logits are wanted
+  const std::int32_t* gathered = nullptr;   // [R] tokens of which something is wanted; those to pool come last
+  std::int32_t num_logits = 0;              // of these, how many need logits
+  const RowOutput* outputs = nullptr;       // [R]
   const SampleParams* sampling = nullptr;   // [R]
-  SampleResult* results = nullptr;          // [R]; null: leave the logits instead
+  const LogitRules* const* rules = nullptr; // [slots], null where a slot has none
+  const std::uint32_t* masks = nullptr;     // [.., mask_words]
+  std::int64_t mask_words = 0;
+  double* pooled = nullptr;                 // [slots, hidden] sums of hidden states
+  SampleResult* results = nullptr;          // [R]; null: leave the logits of all instead
   float* logits = nullptr;                  // [R, vocab]
   std::uint8_t* row_nan = nullptr;          // [num_rows] set to 1 where a key or value was not a number
 };
@@ -108,6 +125,11 @@ class Program {
   // Runs instructions [first, last) on the frame. Not reentrant.
   void run(const Frame& frame, std::size_t first, std::size_t last);
 
+  // Measure every instruction of the runs from now on, or stop: the clock is read once between two instructions.
+  void time(bool on) { nanoseconds_.assign(on ? instructions_.size() : 0, 0); }
+  // Of each instruction in the last run that was measured.
+  const std::vector<std::int64_t>& nanoseconds() const { return nanoseconds_; }
+
   // The first `row_bytes` of rows [0, rows) of a view as the last run left them. Throws std::out_of_range past the arena.
   std::vector<std::uint8_t> read(const View& view, std::int64_t rows, std::int64_t row_bytes) const;
 
@@ -119,11 +141,10 @@ class Program {
 
   const KVGroup& group(int g) const { return groups_[static_cast<std::size_t>(g)]; }
   KVLayout layer(int g, int index) const;
-  // All layers' keys and values of one block. Throws std::out_of_range for a block that does not exist or is null.
+  // One block as it lies: for each layer of the group its keys, then its values. Throws std::out_of_range for a block
+  // that does not exist or is null, and so does copy_block.
+  std::span<std::uint8_t> block(std::int64_t g, std::int64_t id) const;
   void copy_block(std::int64_t g, std::int64_t source, std::int64_t target);
-  // One block as it lies in memory: for each layer its keys, then its values. Both throw std::out_of_range.
-  std::vector<std::uint8_t> read_block(std::int64_t g, std::int64_t block) const;
-  void write_block(std::int64_t g, std::int64_t block, const std::uint8_t* bytes, std::size_t size);
   // The attention work of this step for a group with `heads` query heads per KV head: made once, used by all its layers.
   const GroupPlan& attention_plan(int g, int heads, const Frame& frame);
   float* partials(std::size_t floats);
@@ -138,9 +159,6 @@ class Program {
   }
 
  private:
-  // fn(pointer, bytes) for every layer's keys and values of a block, in order.
-  template <class Fn>
-  void for_block(std::int64_t g, std::int64_t block, const Fn& fn) const;
   void plan_attention(GroupPlan& plan, int g, int heads, const Frame& frame);
 
   Pool& pool_;
@@ -153,6 +171,7 @@ class Program {
   std::vector<float> partials_, logits_;
   std::vector<SampleScratch> scratch_;
   std::vector<std::unique_ptr<Instruction>> instructions_;
+  std::vector<std::int64_t> nanoseconds_;  // empty: not measuring
 };
 
 std::unique_ptr<Instruction> make_embed(const PackedWeight* weight, View out);

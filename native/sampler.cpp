@@ -150,6 +150,14 @@ void report_logprobs(const float* logits, std::int32_t n, float max, int count, 
   }
 }
 
+const float* edit(const float* logits, std::int32_t n, std::uint32_t position, const RowEdits& edits, SampleScratch& s) {
+  s.edited.resize(static_cast<std::size_t>(n));
+  if (edits.rules) edits.rules->apply(logits, position, s.edited.data());
+  else std::copy_n(logits, n, s.edited.begin());
+  if (edits.mask) apply_mask(edits.mask, n, s.edited.data());
+  return s.edited.data();
+}
+
 }  // namespace
 
 double uniform(std::uint64_t seed, std::uint32_t sequence, std::uint32_t position) {
@@ -166,12 +174,21 @@ double uniform(std::uint64_t seed, std::uint32_t sequence, std::uint32_t positio
   return static_cast<double>(std::uint64_t{x[0]} << 21 | x[1] >> 11) * 0x1p-53;
 }
 
-SampleResult sample(const float* logits, std::int32_t n, const SampleParams& p, const KernelTable& kernels, SampleScratch& s) {
+SampleResult sample(const float* raw, std::int32_t n, const SampleParams& p, const RowEdits& edits, const KernelTable& kernels, SampleScratch& s) {
   SampleResult out;
-  float max;
-  if (!kernels.argmax(logits, n, &max, &out.token)) {
+  float raw_max;
+  if (!kernels.argmax(raw, n, &raw_max, &out.token)) {
     out.status = kSampleNan;
     return out;
+  }
+  const float* logits = raw;
+  float max = raw_max;
+  if (edits.rules || edits.mask) {
+    logits = edit(raw, n, p.position, edits, s);
+    if (!kernels.argmax(logits, n, &max, &out.token)) {
+      out.status = kSampleNothing;
+      return out;
+    }
   }
   if (p.temperature >= kGreedyBelow) {
     s.weights.resize(static_cast<std::size_t>(n));
@@ -184,7 +201,19 @@ SampleResult sample(const float* logits, std::int32_t n, const SampleParams& p, 
       out.token = draw(s.candidates, u);
     }
   }
-  if (p.num_logprobs >= 0) report_logprobs(logits, n, max, std::min(p.num_logprobs, kMaxTop), kernels, s, out);
+  if (p.num_logprobs >= 0) report_logprobs(raw, n, raw_max, std::min(p.num_logprobs, kMaxTop), kernels, s, out);
+  return out;
+}
+
+SampleResult score(const float* logits, std::int32_t n, std::int32_t target, int count, const KernelTable& kernels, SampleScratch& s) {
+  SampleResult out;
+  float max;
+  if (target < 0 || target >= n || !kernels.argmax(logits, n, &max, &out.token)) {
+    out.status = kSampleNan;
+    return out;
+  }
+  out.token = target;
+  report_logprobs(logits, n, max, std::clamp(count, 0, kMaxTop), kernels, s, out);
   return out;
 }
 

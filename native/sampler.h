@@ -1,4 +1,4 @@
-// Draws one token from one row of logits: a pure function of (logits, parameters, seed, sequence, position).
+// Draws one token from one row of logits: a pure function of (logits, edits, parameters, seed, sequence, position).
 // Knows nothing of requests, batches or threads. docs/dev/ARCHITECTURE.md states the definition that it follows.
 #pragma once
 #include <cstdint>
@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kernels/abi.h"
+#include "rules.h"
 
 namespace yeoul {
 
@@ -19,7 +20,14 @@ struct SampleParams {
   std::int32_t num_logprobs;  // -1: none
 };
 
-enum SampleStatus : std::int32_t { kSampleOk = 0, kSampleNan = 1 };
+// What stands between a row's logits and the draw; both may be null.
+struct RowEdits {
+  const LogitRules* rules = nullptr;
+  const std::uint32_t* mask = nullptr;  // of what the grammar allows; see apply_mask
+};
+
+// Nothing: the logits are sound, but the edits ban every token.
+enum SampleStatus : std::int32_t { kSampleOk = 0, kSampleNan = 1, kSampleNothing = 3 };
 
 struct SampleResult {
   std::int32_t token = 0;
@@ -31,7 +39,7 @@ struct SampleResult {
 
 // Memory that one sampling at a time works in; keeps its capacity.
 struct SampleScratch {
-  std::vector<float> weights;
+  std::vector<float> weights, edited;
   std::vector<std::pair<float, std::int32_t>> candidates;
   std::vector<double> bucket_sums;
   std::vector<std::int32_t> bucket_counts;
@@ -40,6 +48,10 @@ struct SampleScratch {
 // A uniform number in [0, 1): Philox4x32-10 (Salmon et al., 2011), key = seed, counter = (position, sequence, 0, 0).
 double uniform(std::uint64_t seed, std::uint32_t sequence, std::uint32_t position);
 
-SampleResult sample(const float* logits, std::int32_t n, const SampleParams& params, const KernelTable& kernels, SampleScratch& scratch);
+// Log-probabilities are those of `logits`, before any edit.
+SampleResult sample(const float* logits, std::int32_t n, const SampleParams& params, const RowEdits& edits, const KernelTable& kernels, SampleScratch& scratch);
+
+// Log-probability of `target` and of the `count` most likely tokens.
+SampleResult score(const float* logits, std::int32_t n, std::int32_t target, int count, const KernelTable& kernels, SampleScratch& scratch);
 
 }  // namespace yeoul

@@ -267,7 +267,7 @@ def scripted_engine(
             scheduler=scheduler,
             kv=kv,
             executor=executor,
-            make_text=ScriptedText,
+            make_text=lambda params: ScriptedText(params.stop),
             clock=WallClock(),
             step_log=StepLog(header, step_log, **log_options),  # type: ignore[arg-type]
             seed=seed,

@@ -15,11 +15,10 @@ import msgspec
 from yeoul.errors import ConfigError
 
 if TYPE_CHECKING:
-    from yeoul.engine.clock import Clock
-    from yeoul.exec.protocol import Executor
+    pass
 
 EXECUTORS = ("native", "reference", "reference-exact")
-ISAS = ("auto", "generic", "avx2", "avx512", "neon")
+ISAS = ("auto", "generic", "avx2", "avx512", "amx", "neon")
 KV_DTYPES = ("auto", "f16", "f32")
 BATCHINGS = ("continuous", "prefill_first", "static")
 SCHEDULING_POLICIES = ("fcfs", "priority", "shortest_prompt", "longest_prefix")
@@ -40,7 +39,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """A catalogue name (`smollm2-135m`) or a path to a .gguf file."""
     served_model_name: str | None = None
     executor: str = "native"
-    """`native`; `reference` (numpy, rounding as native does) and `reference-exact` (numpy, float64) are slow oracles."""
+    """`native`; the slow oracles `reference` (numpy, rounding as native does) and `reference-exact` (float64)."""
     isa: str = "auto"
     """Kernel level of the native executor; `auto`: YEOUL_ISA if set, else the best this CPU has."""
     num_threads: int = 0
@@ -61,10 +60,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     fork: bool = True
     """Compute the prompt of n > 1 sequences once and share its blocks."""
     batching: str = "continuous"
-    """`continuous`: chunks of prompts fill what running sequences leave of a step; `prefill_first`: whole prompts before
-    any further token; `static`: nobody joins a batch that has started."""
+    """`continuous`: chunks of prompts fill what running sequences leave of a step; `prefill_first`: whole prompts
+    before any further token; `static`: nobody joins a batch that has started."""
     scheduling_policy: str = "fcfs"
-    """Who is admitted first: `fcfs`; `priority` (lower values first); `shortest_prompt`; `longest_prefix` (most cached)."""
+    """Who is admitted first: `fcfs`, `priority` (lower values first), `shortest_prompt`, `longest_prefix` (cached)."""
     ageing_seconds: float = 60.0
     """After this time a request comes before all younger ones, whatever the policy."""
     kv_allocation: str = "paged"

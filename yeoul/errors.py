@@ -35,41 +35,51 @@ class YeoulError(Exception):
 
 
 class ConfigError(YeoulError):
+    """An option out of range, unknown, or in conflict with another."""
+
     status = 400
     type = "invalid_request_error"
 
 
 class ModelError(YeoulError):
-    pass
+    """A model that cannot be loaded."""
 
 
 class ModelFileError(ModelError):
-    pass
+    """A missing, truncated, hostile or malformed file."""
 
 
 class UnsupportedModelError(ModelError):
-    pass
+    """A well-formed file that asks for something Yeoul does not have."""
 
 
 class DownloadError(YeoulError):
-    pass
+    """`pull` could not get a model; nothing half-written is left."""
 
 
 class RequestError(YeoulError):
+    """A request that is refused; `param` names the field."""
+
     status = 400
     type = "invalid_request_error"
 
 
 class ContextLengthError(RequestError):
+    """Prompt, or prompt and output, over the context or over the KV pool."""
+
     code = "context_length_exceeded"
 
 
 class ModelNotServedError(RequestError):
+    """Another model than the one that is served."""
+
     status = 404
     code = "model_not_found"
 
 
 class CapacityError(YeoulError):
+    """Too much work is waiting; try again after `retry_after` seconds."""
+
     status = 429
     type = "rate_limit_error"
     code = "queue_full"
@@ -77,15 +87,21 @@ class CapacityError(YeoulError):
 
 
 class ShuttingDownError(YeoulError):
+    """The server drains: no new work."""
+
     status = 503
     code = "shutting_down"
     retry_after = 5
 
 
 class EngineError(YeoulError):
+    """A step failed: its requests end, the engine goes on."""
+
     code = "engine_error"
 
 
 class EngineDeadError(EngineError):
+    """The engine's loop is gone."""
+
     status = 503
     code = "engine_dead"

@@ -16,6 +16,32 @@ NULL_BLOCK = 0
 """Block id 0 of every KV group: never allocated; padding and freed window blocks point at it."""
 
 
+class LogitRules(msgspec.Struct, frozen=True, kw_only=True):
+    """How a sequence's logits are edited before filters and draw. The edits act in the order of the fields.
+
+    Values are float32; each edit is computed in float64 and rounded to float32.
+    """
+
+    repetition_penalty: float = 1.0
+    """Of every token in prompt and output, once: positive logits are divided by it, others multiplied."""
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    """Of every generated token: logit -= presence + frequency x times generated."""
+    bias: tuple[tuple[int, float], ...] = ()
+    """(token id, what is added)."""
+    end_ids: tuple[int, ...] = ()
+    first_end: int = 0
+    """`end_ids` are banned for tokens at positions below `first_end`."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Token sequences whose last token is banned where the output ends with all before it."""
+    allowed: tuple[int, ...] | None = None
+    """None: all. Otherwise every other token is banned."""
+    num_prompt_tokens: int = 0
+    history: tuple[int, ...] = ()
+    """Every token of the sequence that is known when its stay begins, where an edit depends on them. The slot adds what
+    it samples."""
+
+
 class SlotState(msgspec.Struct, frozen=True):
     """What the executor keeps for a sequence while it occupies a slot; sent with the first row of every stay.
 
@@ -33,6 +59,10 @@ class SlotState(msgspec.Struct, frozen=True):
     min_p: float = 0.0
     num_logprobs: int = -1
     """-1: none. 0: the chosen token's. k: also the k likeliest."""
+    num_score_logprobs: int = 0
+    """How many likeliest tokens are reported with every scored one."""
+    rules: LogitRules | None = None
+    """None: the logits are sampled as they are."""
 
 
 class BlockCopy(msgspec.Struct, frozen=True):
@@ -78,6 +108,13 @@ class PlanRow(msgspec.Struct, frozen=True):
     sample: bool
     """True when the last position's logits are wanted and the next token is sampled."""
     state: SlotState | None = None
+    mask: bytes = b""
+    """Which tokens may be sampled, one bit for each id: 32-bit little-endian words, lowest bit first. Empty: all."""
+    score_first: int = 0
+    score_targets: tuple[int, ...] = ()
+    """Target i is scored by the logits at position start + score_first + i: its log-probability is wanted."""
+    num_pooled: int = 0
+    """The hidden states (inputs of the logits) of the last `num_pooled` tokens are added to the slot's sum."""
 
 
 class StepPlan(msgspec.Struct, frozen=True):
@@ -97,14 +134,19 @@ class StepPlan(msgspec.Struct, frozen=True):
 
     @property
     def num_tokens(self) -> int:
+        """Tokens of all rows."""
         return sum(row.num_tokens for row in self.rows)
 
 
 class RowStatus(IntEnum):
+    """How a row went."""
+
     OK = 0
     NAN = 1
     """The row's logits hold a NaN or no finite value: the sequence ends with an error."""
     ERROR = 2
+    NOTHING_ALLOWED = 3
+    """The logits are sound, but the rules ban every token."""
 
 
 class RowResult(msgspec.Struct, frozen=True):
@@ -113,6 +155,10 @@ class RowResult(msgspec.Struct, frozen=True):
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
     status: RowStatus = RowStatus.OK
+    scores: tuple[TokenLogprob, ...] = ()
+    """Of `score_targets`, in their order."""
+    pooled: bytes = b""
+    """The slot's sum of hidden states since its stay began, float64 little-endian, where `num_pooled` is not 0."""
 
 
 class StepResult(msgspec.Struct, frozen=True):

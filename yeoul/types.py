@@ -17,6 +17,12 @@ MAX_SEQUENCES_PER_REQUEST = 8
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
 MAX_STOP_BYTES = 256
+MAX_LOGIT_BIAS = 300
+MAX_STOP_TOKEN_IDS = 128
+MAX_BAD_WORDS = 64
+MAX_BAD_WORD_BYTES = 256
+MAX_GRAMMAR_BYTES = 64 << 10
+MAX_REGEX_BYTES = 1 << 10
 
 
 class FinishReason(StrEnum):
@@ -28,31 +34,93 @@ class FinishReason(StrEnum):
     ERROR = "error"
 
 
+class Pooling(StrEnum):
+    """How the hidden states of a prompt become one vector."""
+
+    LAST = "last"
+    MEAN = "mean"
+
+
+class StructuredKind(StrEnum):
+    """How `Structured.source` is read. JSON: a JSON schema; CHOICE: a JSON array of texts; GRAMMAR: Lark."""
+
+    JSON = "json"
+    REGEX = "regex"
+    CHOICE = "choice"
+    GRAMMAR = "grammar"
+
+
+class Structured(msgspec.Struct, frozen=True):
+    """A form that the output must have. Raises RequestError for a source that is too long."""
+
+    kind: StructuredKind
+    source: str
+    param: str = "structured"
+    """The field that it came with, for errors."""
+
+    def __post_init__(self) -> None:
+        most = MAX_REGEX_BYTES if self.kind is StructuredKind.REGEX else MAX_GRAMMAR_BYTES
+        size = len(self.source.encode("utf-8", "surrogatepass"))
+        if not 0 < size <= most:
+            raise RequestError(f"the {self.kind} has {size} bytes; 1 to {most} are allowed", param=self.param)
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How one request is sampled. Neutral values switch a filter off: top_p 1, top_k 0, min_p 0.
 
-    Filters act in this order: temperature, min_p, top_k, top_p. Temperature 0 (or one so low that it makes no
-    difference) is greedy; ties go to the lowest id. An unseeded request gets a seed at admission.
+    Logits are edited first, in this order: repetition penalty, frequency and presence penalty, logit_bias; then what
+    is banned (min_tokens, allowed_token_ids, bad_words) is taken out. Filters act on the result in this order:
+    temperature, min_p, top_k, top_p. Temperature 0 (or one so low that it makes no difference) is greedy; ties go to
+    the lowest id. An unseeded request gets a seed at admission.
 
     Raises RequestError, naming the field, for any value out of range.
     """
 
     max_tokens: int | None = 16
-    """Most tokens to generate for each sequence; None: the rest of the context."""
+    """Most tokens to generate for each sequence; None: the rest of the context. 0: the prompt is only computed."""
+    min_tokens: int = 0
+    """No end token, stop token or stop string ends the output before it has this many tokens."""
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
     seed: int | None = None
     n: int = 1
+    frequency_penalty: float = 0.0
+    """Subtracted from a token's logit for each time that it was generated."""
+    presence_penalty: float = 0.0
+    """Subtracted once from the logit of every token that was generated."""
+    repetition_penalty: float = 1.0
+    """Divides positive and multiplies negative logits of all tokens in prompt or output, once (Keskar et al., 2019)."""
+    logit_bias: dict[int, float] = {}
+    """Added to the logits of these token ids, after the penalties."""
+    allowed_token_ids: tuple[int, ...] | None = None
+    """None: all. Otherwise no other token is generated."""
+    bad_words: tuple[str, ...] = ()
+    """Words that are not generated: their token sequences, alone and after a space, are never completed."""
+    structured: Structured | None = None
+    """The output's form; it ends where nothing may follow."""
     stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    """More tokens that end the output, whatever ignore_eos says; like an end token they count and are not shown."""
+    include_stop_str_in_output: bool = False
+    """Show the stop string, or the text of the stop token, that ended the output."""
+    skip_special_tokens: bool = True
+    """Leave tokens that have no text of their own out of the text; False: show their names."""
     ignore_eos: bool = False
     logprobs: int | None = None
     """None: no log-probabilities. k: the chosen token's and those of the k most likely ones (0 <= k <= 20)."""
+    prompt_logprobs: int | None = None
+    """The same for every token of the prompt but the first."""
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None:
-            _check_int("max_tokens", self.max_tokens, 1, 2**31 - 1)
+            _check_int("max_tokens", self.max_tokens, 0, 2**31 - 1)
+        _check_int("min_tokens", self.min_tokens, 0, 2**31 - 1)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise RequestError(
+                f"min_tokens is {self.min_tokens}, over max_tokens {self.max_tokens}", param="min_tokens"
+            )
         _check_float("temperature", self.temperature, 0.0, 1e6)
         _check_float("top_p", self.top_p, 0.0, 1.0)
         _check_int("top_k", self.top_k, -1, 2**31 - 1)
@@ -62,15 +130,50 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         _check_int("n", self.n, 1, MAX_SEQUENCES_PER_REQUEST)
         if self.logprobs is not None:
             _check_int("logprobs", self.logprobs, 0, MAX_LOGPROBS)
-        if len(self.stop) > MAX_STOP_STRINGS:
-            raise RequestError(
-                f"stop has {len(self.stop)} strings; at most {MAX_STOP_STRINGS} are allowed", param="stop"
-            )
-        for text in self.stop:
-            if not text:
-                raise RequestError("stop strings must not be empty", param="stop")
-            if len(text.encode("utf-8", "surrogatepass")) > MAX_STOP_BYTES:
-                raise RequestError(f"a stop string is longer than {MAX_STOP_BYTES} bytes", param="stop")
+        if self.prompt_logprobs is not None:
+            _check_int("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
+        _check_texts("stop", self.stop, MAX_STOP_STRINGS, MAX_STOP_BYTES)
+        _check_texts("bad_words", self.bad_words, MAX_BAD_WORDS, MAX_BAD_WORD_BYTES)
+        self._check_edits()
+
+    def _check_edits(self) -> None:
+        """What changes logits."""
+        _check_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _check_float("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _check_float("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
+        _check_count("logit_bias", len(self.logit_bias), MAX_LOGIT_BIAS)
+        for token_id, bias in self.logit_bias.items():
+            _check_int("logit_bias", token_id, 0, 2**31 - 1)
+            _check_float("logit_bias", bias, -100.0, 100.0)
+        _check_count("stop_token_ids", len(self.stop_token_ids), MAX_STOP_TOKEN_IDS)
+        for name, ids in (("stop_token_ids", self.stop_token_ids), ("allowed_token_ids", self.allowed_token_ids or ())):
+            for token_id in ids:
+                _check_int(name, token_id, 0, 2**31 - 1)
+        if self.allowed_token_ids == ():
+            raise RequestError("allowed_token_ids is empty: nothing could be generated", param="allowed_token_ids")
+        if self.structured is not None and self.min_tokens:
+            raise RequestError("min_tokens cannot be combined with structured output", param="min_tokens")
+
+    @property
+    def edits_logits(self) -> bool:
+        """Whether anything stands between logits and filters."""
+        penalized = self.frequency_penalty != 0 or self.presence_penalty != 0 or self.repetition_penalty != 1
+        banned = self.min_tokens > 0 or self.allowed_token_ids is not None or bool(self.bad_words)
+        return penalized or banned or bool(self.logit_bias)
+
+
+def _check_count(name: str, count: int, most: int) -> None:
+    if count > most:
+        raise RequestError(f"{name} has {count} entries; at most {most} are allowed", param=name)
+
+
+def _check_texts(name: str, texts: tuple[str, ...], most: int, most_bytes: int) -> None:
+    _check_count(name, len(texts), most)
+    for text in texts:
+        if not text:
+            raise RequestError(f"{name} must not hold empty strings", param=name)
+        if len(text.encode("utf-8", "surrogatepass")) > most_bytes:
+            raise RequestError(f"{name} holds a string of more than {most_bytes} bytes", param=name)
 
 
 def _check_int(name: str, value: int, low: int, high: int) -> None:
@@ -96,6 +199,10 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     cache_salt: str | None = None
     """Cached prefixes are shared only among requests with the same salt (or none)."""
+    bad_word_ids: tuple[tuple[int, ...], ...] = ()
+    """The token sequences of `params.bad_words`."""
+    pooling: Pooling | None = None
+    """An embedding is wanted: the last hidden states, pooled. Goes with max_tokens 0."""
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):
@@ -120,6 +227,10 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):
     text: str = ""
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    """Of the prompt's tokens but the first, in the sequence's first output, where they were asked for."""
+    pooled: bytes = b""
+    """The sum of the pooled hidden states, float64 little-endian, where `Request.pooling` asks for it."""
     finish_reason: FinishReason | None = None
     error: str | None = None
     """One line for the client, when finish_reason is ERROR."""
@@ -131,6 +242,8 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KVKind(StrEnum):
+    """How long a layer's keys and values live."""
+
     FULL = "full"
     WINDOW = "window"
 
@@ -164,6 +277,7 @@ class RopeSpec(msgspec.Struct, frozen=True):
 
     @property
     def rotary_dim(self) -> int:
+        """Leading dims of a head that rotate."""
         return 2 * len(self.frequencies)
 
 

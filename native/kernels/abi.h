@@ -47,10 +47,11 @@ struct LinearTask {
 };
 
 struct KVLayout {
-  std::uint8_t* k;            // [block][kv head][key_size][16] of k_type
-  std::uint8_t* v;            // [block][kv head][16][value_size] of v_type
+  std::uint8_t* k;            // block 0: [kv head][key_size][16] of k_type
+  std::uint8_t* v;            // block 0: [kv head][16][value_size] of v_type
   KVType k_type, v_type;
   std::int32_t kv_heads, key_size, value_size;
+  std::int64_t k_stride, v_stride;  // bytes from a block to the next
 };
 
 // One query block: `tokens` consecutive tokens of one sequence x `heads` query heads of one KV head, over the key
@@ -96,6 +97,7 @@ struct KernelTable {
 namespace generic { const KernelTable& kernels(); }
 namespace avx2 { const KernelTable& kernels(); }
 namespace avx512 { const KernelTable& kernels(); }
+namespace amx { const KernelTable& kernels(); }  // avx512 with int8 tiles: equal bits
 namespace neon { const KernelTable& kernels(); }
 
 }  // namespace yeoul

@@ -23,7 +23,7 @@ inline F storable(F x, KVType type) {
 template <KVType type>
 bool write_kv(const KVLayout& kv, std::int32_t block, std::int32_t offset, const float* source, bool key) {
   const std::int32_t size = key ? kv.key_size : kv.value_size;
-  std::uint8_t* target = (key ? kv.k : kv.v) + static_cast<std::int64_t>(block) * kv.kv_heads * size * kBlock * kv_bytes<type>();
+  std::uint8_t* target = (key ? kv.k : kv.v) + block * (key ? kv.k_stride : kv.v_stride);
   bool good = true;
   for (std::int32_t h = 0; h < kv.kv_heads; ++h, source += size, target += size * kBlock * kv_bytes<type>()) {
     for_lanes(size, [&](std::int32_t i, int lanes) {
@@ -50,45 +50,95 @@ bool kv_write(const KVLayout& kv, std::int32_t block, std::int32_t offset, const
   return write(kv.v_type, v, false) && good_k;
 }
 
-// scores[q][16 lanes] = q . k of the 16 keys of one block, the dims added in ascending order.
-template <KVType type, int queries>
-inline void block_scores(const std::uint8_t* k, const float* q, std::int32_t size, float* scores) {
-  F sum[queries];
-  for (int n = 0; n < queries; ++n) sum[n] = f_zero();
+constexpr int kMaxHead = 512;  // largest key or value size (checked when the program is built)
+// Floats from one query's values to the next one's: a constant, so that addresses need one register; not a power of
+// two, so that queries do not share the sets of the cache.
+constexpr int kQueryStride = kMaxHead + 16;
+
+// Vectors (blocks of keys, or dims of values) that are summed at one time, so that few queries too keep the
+// multiply-adds busy. Which sums run side by side changes no bits.
+template <int queries>
+constexpr int side_by_side() { return max_of(1, min_of(4, kSums / queries)); }
+
+// scores[q][16 lanes] = q . k of the 16 keys of each block, the dims added in ascending order.
+template <KVType type, int queries, int blocks>
+inline void block_scores(const std::uint8_t* const* k, const float* q, std::int32_t size, float* scores) {
+  F sum[blocks][queries];
+  for (int b = 0; b < blocks; ++b)
+    for (int n = 0; n < queries; ++n) sum[b][n] = f_zero();
   for (std::int32_t d = 0; d < size; ++d) {
-    const F keys = load_kv<type>(k + d * kBlock * kv_bytes<type>());
-    for (int n = 0; n < queries; ++n) sum[n] = f_fma(keys, f_set1(q[n * size + d]), sum[n]);
-  }
-  for (int n = 0; n < queries; ++n) f_store(scores + n * kTileKeys, sum[n]);
-}
-
-// acc[q][dim lanes] = acc x correction + sum over the tile's keys [low, high) of p x v, keys in ascending order.
-template <KVType type, int queries>
-inline void tile_values(const std::uint8_t* const* v, const float* p, int low, int high, std::int32_t size,
-                        const float* correction, float* acc) {
-  for_lanes(size, [&](std::int32_t d, int lanes) {
-    F sum[queries];
-    for (int n = 0; n < queries; ++n) sum[n] = f_mul(load_lanes(acc + n * size + d, lanes), f_set1(correction[n]));
-    for (int j = low; j < high; ++j) {
-      const std::uint8_t* at = v[j / kBlock] + (static_cast<std::int64_t>(j % kBlock) * size + d) * kv_bytes<type>();
-      F value;
-      if (lanes == 16) {
-        value = load_kv<type>(at);
-      } else {  // a head size that is no multiple of 16: never read past the row
-        alignas(64) std::uint8_t row[64] = {};
-        __builtin_memcpy(row, at, static_cast<unsigned>(lanes * kv_bytes<type>()));
-        value = load_kv<type>(row);
-      }
-      for (int n = 0; n < queries; ++n) sum[n] = f_fma(value, f_set1(p[n * kTileKeys + j]), sum[n]);
+    F keys[blocks];
+    for (int b = 0; b < blocks; ++b) keys[b] = load_kv<type>(k[b] + d * kBlock * kv_bytes<type>());
+    for (int n = 0; n < queries; ++n) {
+      const F query = f_set1(q[n * kQueryStride + d]);
+      for (int b = 0; b < blocks; ++b) sum[b][n] = f_fma(keys[b], query, sum[b][n]);
     }
-    for (int n = 0; n < queries; ++n) store_lanes(acc + n * size + d, sum[n], lanes);
-  });
+  }
+  for (int b = 0; b < blocks; ++b)
+    for (int n = 0; n < queries; ++n) f_store(scores + n * kTileKeys + b * kBlock, sum[b][n]);
 }
 
+// Scores of blocks [begin, end) of a tile.
+template <KVType type, int queries>
+inline void tile_scores(const std::uint8_t* const* k, int begin, int end, const float* q, std::int32_t size, float* scores) {
+  constexpr int width = side_by_side<queries>();
+  for (; begin + width <= end; begin += width) block_scores<type, queries, width>(k + begin, q, size, scores + begin * kBlock);
+  for (; begin < end; ++begin) block_scores<type, queries, 1>(k + begin, q, size, scores + begin * kBlock);
+}
+
+// 16 values of a token; at the end of a head size that is no multiple of 16 (`whole` false) never past the row.
+template <KVType type, bool whole>
+inline F load_values(const std::uint8_t* at, int lanes) {
+  if constexpr (whole) return load_kv<type>(at);
+  alignas(64) std::uint8_t row[64] = {};
+  __builtin_memcpy(row, at, static_cast<unsigned>(lanes * kv_bytes<type>()));
+  return load_kv<type>(row);
+}
+
+// acc[q][dims] = acc x correction + sum over the tile's keys [low, high) of p x v, keys in ascending order, for the
+// 16 x `chunks` dims from `d`; not `whole`: for `lanes` dims only.
+template <KVType type, int queries, int chunks, bool whole>
+inline void dim_values(const std::uint8_t* const* v, const float* p, int low, int high, std::int32_t size, std::int32_t d, int lanes,
+                       const float* correction, float* acc) {
+  F sum[chunks][queries];
+  for (int n = 0; n < queries; ++n)
+    for (int c = 0; c < chunks; ++c) {
+      const float* at = acc + n * kQueryStride + d + 16 * c;
+      sum[c][n] = f_mul(whole ? f_load(at) : f_load_n(at, lanes), f_set1(correction[n]));
+    }
+  for (int b = low / kBlock; b * kBlock < high; ++b) {
+    const int begin = max_of(low, b * kBlock), end = min_of(high, (b + 1) * kBlock);
+    const std::uint8_t* at = v[b] + (static_cast<std::int64_t>(begin - b * kBlock) * size + d) * kv_bytes<type>();
+    for (int j = begin; j < end; ++j, at += size * kv_bytes<type>()) {
+      F value[chunks];
+      for (int c = 0; c < chunks; ++c) value[c] = load_values<type, whole>(at + 16 * c * kv_bytes<type>(), lanes);
+      for (int n = 0; n < queries; ++n) {
+        const F weight = f_set1(p[n * kTileKeys + j]);
+        for (int c = 0; c < chunks; ++c) sum[c][n] = f_fma(value[c], weight, sum[c][n]);
+      }
+    }
+  }
+  for (int n = 0; n < queries; ++n)
+    for (int c = 0; c < chunks; ++c) {
+      float* at = acc + n * kQueryStride + d + 16 * c;
+      whole ? f_store(at, sum[c][n]) : f_store_n(at, sum[c][n], lanes);
+    }
+}
+
+template <KVType type, int queries>
+inline void tile_values(const std::uint8_t* const* v, const float* p, int low, int high, std::int32_t size, const float* correction, float* acc) {
+  constexpr int width = side_by_side<queries>();
+  std::int32_t d = 0;
+  for (; d + 16 * width <= size; d += 16 * width) dim_values<type, queries, width, true>(v, p, low, high, size, d, 16, correction, acc);
+  for (; d + 16 <= size; d += 16) dim_values<type, queries, 1, true>(v, p, low, high, size, d, 16, correction, acc);
+  if (d < size) dim_values<type, queries, 1, false>(v, p, low, high, size, d, size - d, correction, acc);
+}
+
+// The instantiations for `count` queries.
 template <KVType type, int queries = kQueryTile>
-void scores_of(int count, const std::uint8_t* k, const float* q, std::int32_t size, float* scores) {
-  if (count == queries) block_scores<type, queries>(k, q, size, scores);
-  else if constexpr (queries > 1) scores_of<type, queries - 1>(count, k, q, size, scores);
+void scores_of(int count, const std::uint8_t* const* k, int begin, int end, const float* q, std::int32_t size, float* scores) {
+  if (count == queries) tile_scores<type, queries>(k, begin, end, q, size, scores);
+  else if constexpr (queries > 1) scores_of<type, queries - 1>(count, k, begin, end, q, size, scores);
 }
 
 template <KVType type, int queries = kQueryTile>
@@ -98,11 +148,9 @@ void values_of(int count, const std::uint8_t* const* v, const float* p, int low,
   else if constexpr (queries > 1) values_of<type, queries - 1>(count, v, p, low, high, size, correction, acc);
 }
 
-constexpr int kMaxHead = 512;  // largest key or value size (checked when the program is built)
-
 struct QueryState {
-  float q[kQueryTile * kMaxHead];    // scaled
-  float acc[kQueryTile * kMaxHead];  // of the current split
+  float q[kQueryTile * kQueryStride];    // scaled
+  float acc[kQueryTile * kQueryStride];  // of the current split
   float m[kQueryTile], l[kQueryTile];
   std::int32_t first[kQueryTile], last[kQueryTile];  // the keys each query sees: first .. last
 };
@@ -138,18 +186,15 @@ template <KVType k_type, KVType v_type>
 void attend_tile(const AttendTask& t, QueryState& s, int count, std::int32_t tile, std::int32_t first, std::int32_t last) {
   alignas(64) float scores[kQueryTile * kTileKeys];
   float correction[kQueryTile];
-  const std::uint8_t* v[kKeyBlocks] = {};
-  for (int b = 0; b < kKeyBlocks; ++b) {
-    const std::int32_t base = tile + b * kBlock;
-    if (base > last || base + kBlock <= first) {  // seen by no query: the mask covers what is stored here
-      for (int n = 0; n < count; ++n) f_store(scores + n * kTileKeys + b * kBlock, f_zero());
-      continue;
-    }
-    const std::int64_t head = static_cast<std::int64_t>(t.table[base / kBlock]) * t.kv.kv_heads + t.kv_head;
-    v[b] = t.kv.v + head * t.kv.value_size * kBlock * kv_bytes<v_type>();
-    const std::uint8_t* k = t.kv.k + head * t.kv.key_size * kBlock * kv_bytes<k_type>();
-    scores_of<k_type>(count, k, s.q, t.kv.key_size, scores + b * kBlock);
+  const std::uint8_t *k[kKeyBlocks] = {}, *v[kKeyBlocks] = {};
+  // Blocks of the tile that some query sees. What the scores of the others hold is masked.
+  const int begin = max_of(first - tile, 0) / kBlock, end = min_of(last - tile, kTileKeys - 1) / kBlock + 1;
+  for (int b = begin; b < end; ++b) {
+    const std::int64_t block = t.table[tile / kBlock + b];
+    k[b] = t.kv.k + block * t.kv.k_stride + static_cast<std::int64_t>(t.kv_head) * t.kv.key_size * kBlock * kv_bytes<k_type>();
+    v[b] = t.kv.v + block * t.kv.v_stride + static_cast<std::int64_t>(t.kv_head) * t.kv.value_size * kBlock * kv_bytes<v_type>();
   }
+  scores_of<k_type>(count, k, begin, end, s.q, t.kv.key_size, scores);
   softmax_tile(s, count, tile, scores, correction);
   values_of<v_type>(count, v, scores, max_of(first - tile, 0), min_of(last + 1 - tile, kTileKeys), t.kv.value_size, correction, s.acc);
 }
@@ -198,7 +243,7 @@ void attend_queries(const AttendTask& t, int first_query, int count) {
   for (int n = 0; n < count; ++n) {
     const std::int32_t token = (first_query + n) / t.heads, head = (first_query + n) % t.heads;
     const float* q = t.q + token * t.q_stride + static_cast<std::int64_t>(head) * ks;
-    for (std::int32_t d = 0; d < ks; ++d) s.q[n * ks + d] = q[d] * t.scale;
+    for (std::int32_t d = 0; d < ks; ++d) s.q[n * kQueryStride + d] = q[d] * t.scale;
     s.last[n] = t.position + token;
     s.first[n] = t.window ? max_of(0, s.last[n] + 1 - t.window) : 0;
     first = min_of(first, s.first[n]);
@@ -210,7 +255,7 @@ void attend_queries(const AttendTask& t, int first_query, int count) {
     for (int n = 0; n < count; ++n) {
       s.m[n] = -kInf;
       s.l[n] = 0.0f;
-      for (std::int32_t d = 0; d < vs; ++d) s.acc[n * vs + d] = 0.0f;
+      for (std::int32_t d = 0; d < vs; ++d) s.acc[n * kQueryStride + d] = 0.0f;
     }
     const std::int32_t begin = max_of(split * kSplitKeys, first / kTileKeys * kTileKeys);
     const std::int32_t end = min_of((split + 1) * kSplitKeys, last + 1);
@@ -219,7 +264,7 @@ void attend_queries(const AttendTask& t, int first_query, int count) {
       float part[2 + kMaxHead];
       part[0] = s.m[n];
       part[1] = s.l[n];
-      for (std::int32_t d = 0; d < vs; ++d) part[2 + d] = s.acc[n * vs + d];
+      for (std::int32_t d = 0; d < vs; ++d) part[2 + d] = s.acc[n * kQueryStride + d];
       merge_split(total + n * width, part, vs);
     }
   }

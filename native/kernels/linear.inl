@@ -2,6 +2,7 @@
 
 #include "layout.inl"
 
+constexpr int kPrefetch = 4096;  // bytes ahead in the packed weights
 // Scales of one group. `min` is already negated where the type subtracts it.
 template <WeightType type>
 struct GroupScales {
@@ -80,6 +81,9 @@ inline void quantized_tile(const std::uint8_t* panel, std::int32_t k, const std:
   F acc[rows];  // not `out` itself, which the compiler would have to keep in memory
   for (int r = 0; r < rows; ++r) acc[r] = f_zero();
   for (std::int32_t g = 0; g < k / kGroup; ++g) {
+    // Few rows wait for memory: the hardware follows a panel of a few KiB too late.
+    if constexpr (rows <= 4)
+      for (int line = 0; line < scale_bytes(type) + code_bytes(type); line += 64) __builtin_prefetch(panel + kPrefetch + line);
     panel = scales.load(panel, g);
     const auto* q = reinterpret_cast<const std::int8_t*>(x) + g * kGroup;
     const std::uint8_t* d = x + k + 4 * g;
@@ -173,22 +177,30 @@ void run_tile(WeightType type, const std::uint8_t* panel, const LinearTask& t, s
   }
 }
 
-void linear(const LinearTask& t) {
+// Bias, activation of a gated pair, residual: what follows the product of one row.
+inline void finish_row(const LinearTask& t, std::int64_t row, F y, F up) {
+  if (t.bias) y = f_add(y, load_lanes(t.bias, t.columns));
+  if (t.up_panel) y = f_mul(activate(y, t.act), t.up_bias ? f_add(up, load_lanes(t.up_bias, t.columns)) : up);
+  const std::int64_t at = row * t.y_stride;
+  if (t.residual) y = f_add(load_lanes(t.residual + at, t.columns), y);
+  store_lanes(t.y + at, y, t.columns);
+}
+
+void linear_on_vectors(const LinearTask& t) {
   int step = row_tile(t.type);
   if (t.up_panel) step = min_of(step, row_tile(t.up_type));
-  const F bias = t.bias ? load_lanes(t.bias, t.columns) : f_zero();
-  const F up_bias = t.up_bias ? load_lanes(t.up_bias, t.columns) : f_zero();
   for (std::int64_t row = t.row_begin; row < t.row_end; row += step) {
     const int count = static_cast<int>(min_of<std::int64_t>(step, t.row_end - row));
-    F acc[kRowTile], up[kRowTile];
+    F acc[kRowTile], up[kRowTile] = {};
     run_tile(t.type, t.panel, t, row, count, acc);
     if (t.up_panel) run_tile(t.up_type, t.up_panel, t, row, count, up);
-    for (int r = 0; r < count; ++r) {
-      F y = t.bias ? f_add(acc[r], bias) : acc[r];
-      if (t.up_panel) y = f_mul(activate(y, t.act), t.up_bias ? f_add(up[r], up_bias) : up[r]);
-      const std::int64_t at = (row + r) * t.y_stride;
-      if (t.residual) y = f_add(load_lanes(t.residual + at, t.columns), y);
-      store_lanes(t.y + at, y, t.columns);
-    }
+    for (int r = 0; r < count; ++r) finish_row(t, row + r, acc[r], up[r]);
   }
 }
+
+#ifdef YEOUL_AMX
+#include "amx.inl"
+void linear(const LinearTask& t) { uses_tiles(t) ? linear_on_tiles(t) : linear_on_vectors(t); }
+#else
+void linear(const LinearTask& t) { linear_on_vectors(t); }
+#endif

@@ -46,7 +46,11 @@ struct Cache {
       : s(shape), k(static_cast<std::size_t>(blocks * s.kv_heads * s.key_size * kBlock) * element(s.k_type), high),
         v(static_cast<std::size_t>(blocks * s.kv_heads * s.value_size * kBlock) * element(s.v_type), high) {}
 
-  KVLayout layout() { return {k.data(), v.data(), s.k_type, s.v_type, s.kv_heads, s.key_size, s.value_size}; }
+  KVLayout layout() {
+    const std::int64_t k_stride = static_cast<std::int64_t>(s.kv_heads * s.key_size * kBlock) * static_cast<std::int64_t>(element(s.k_type));
+    const std::int64_t v_stride = static_cast<std::int64_t>(s.kv_heads * s.value_size * kBlock) * static_cast<std::int64_t>(element(s.v_type));
+    return {k.data(), v.data(), s.k_type, s.v_type, s.kv_heads, s.key_size, s.value_size, k_stride, v_stride};
+  }
   double key(int block, int head, int slot, int d) {
     const int at = ((block * s.kv_heads + head) * s.key_size + d) * kBlock + slot;
     return read_element(s.k_type, k.data() + static_cast<std::size_t>(at) * element(s.k_type));
@@ -191,7 +195,8 @@ class Run {
   float scale_;
 };
 
-void check(const Shape& s, std::uint64_t seed) {
+void check(const Shape& s, Random& random) {
+  const std::uint64_t seed = random.next();
   for (const auto* kernels : levels()) Run(*kernels, s, seed).check();
 }
 
@@ -201,7 +206,7 @@ void test_borders(Random& random, bool quick) {
   const std::vector<int> contexts = quick ? std::vector<int>{1, 17, 63, 64, 65, 513} : std::vector<int>{1, 2, 15, 16, 17, 63, 64, 65, 127, 129, 511, 512, 513, 575, 577, 1023, 1024, 1025, 1500};
   for (const int context : contexts)
     for (const int window : {0, 1, 16, 33, 512, 513})
-      check({random.between(1, 2), random.between(1, 5), 16, 24, random.pick(kTypes), random.pick(kTypes), window, context, std::min(context, random.between(1, 5))}, random.next());
+      check({random.between(1, 2), random.between(1, 5), 16, 24, random.pick(kTypes), random.pick(kTypes), window, context, std::min(context, random.between(1, 5))}, random);
 }
 
 void test_sizes(Random& random, bool quick) {
@@ -210,7 +215,7 @@ void test_sizes(Random& random, bool quick) {
     for (const int heads : {1, 2, 3, 4, 7, 8, 12, 16}) {
       if (quick && random.below(3)) continue;
       const int value_size = random.coin() ? size : random.between(1, size), context = random.between(1, size > 100 ? 90 : 150);
-      check({random.between(1, 2), heads, size, value_size, random.pick(kTypes), random.pick(kTypes), random.coin() ? 0 : random.between(1, 200), context, std::min(context, random.between(1, 3))}, random.next());
+      check({random.between(1, 2), heads, size, value_size, random.pick(kTypes), random.pick(kTypes), random.coin() ? 0 : random.between(1, 200), context, std::min(context, random.between(1, 3))}, random);
     }
   }
 }
@@ -219,7 +224,7 @@ void test_sizes(Random& random, bool quick) {
 void test_prefill(Random& random, bool quick) {
   for (int i = 0; i < (quick ? 2 : 12); ++i) {
     const int tokens = random.between(60, quick ? 90 : 200), context = tokens + random.pick<int>({0, 3, 400, 470});
-    check({1, random.between(1, 4), random.pick<int>({16, 20, 32}), random.pick<int>({16, 24}), random.pick(kTypes), random.pick(kTypes), random.coin() ? 0 : random.between(1, 300), context, tokens}, random.next());
+    check({1, random.between(1, 4), random.pick<int>({16, 20, 32}), random.pick<int>({16, 24}), random.pick(kTypes), random.pick(kTypes), random.coin() ? 0 : random.between(1, 300), context, tokens}, random);
   }
 }
 

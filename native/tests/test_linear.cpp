@@ -71,8 +71,9 @@ double value(WeightType t, const std::uint8_t* row, int n) {
   return is_super(t) ? super_value(t, b, n % 256) : simple_value(t, b, n % 32);
 }
 
-std::uint16_t random_half(Random& random, bool positive) {  // magnitude 2^-8 to 2^-4
-  return static_cast<std::uint16_t>(random.between(7, 10) << 10 | random.below(1024) | (positive ? 0 : random.below(2) << 15));
+std::uint16_t random_half(Random& random) {  // magnitude 2^-8 to 2^-4
+  const int exponent = random.between(7, 10), fraction = random.below(1024), sign = random.below(2);
+  return static_cast<std::uint16_t>(exponent << 10 | fraction | sign << 15);
 }
 
 void put(std::uint8_t* p, std::uint16_t bits) { std::memcpy(p, &bits, 2); }
@@ -93,10 +94,10 @@ std::vector<std::uint8_t> random_file(Random& random, WeightType t, int rows, in
       std::memcpy(&bits, &x, 4);
       put(p, static_cast<std::uint16_t>(bits >> 16));
     } else if (t == WeightType::q6_k) {
-      put(p + 208, random_half(random, false));
+      put(p + 208, random_half(random));
     } else {
-      put(p, random_half(random, false));
-      if (t == WeightType::q4_1 || t == WeightType::q5_1 || is_super(t)) put(p + 2, random_half(random, false));
+      put(p, random_half(random));
+      if (t == WeightType::q4_1 || t == WeightType::q5_1 || is_super(t)) put(p + 2, random_half(random));
     }
   }
   return bytes;
@@ -291,19 +292,35 @@ int random_k(Random& random, int unit, bool quick) {
   return unit * (random.below(4) ? random.between(1, std::min(most, 40)) : random.between(1, most));
 }
 
+// Random sizes are drawn one statement each: the order of arguments is the compiler's.
 void test_type(Random& random, WeightType type, bool quick, Pool& pool) {
   const int unit = granule(type);
-  for (int rows = 1; rows <= (quick ? 17 : 33); ++rows) test_case(random, type, {}, rows, unit == 1 ? 37 : std::max(unit, 64), random.between(1, 16), pool);
-  for (int columns = 1; columns <= 16; ++columns) test_case(random, type, {}, random.between(1, 9), unit == 1 ? columns : unit, columns, pool);
-  for (int i = 0; i < (quick ? 3 : 10); ++i) test_case(random, type, {}, random.between(1, 12), random_k(random, unit, quick), random.between(1, 16), pool);
+  for (int rows = 1; rows <= (quick ? 17 : 33); ++rows) {
+    const int columns = random.between(1, 16);
+    test_case(random, type, {}, rows, unit == 1 ? 37 : std::max(unit, 64), columns, pool);
+  }
+  for (int columns = 1; columns <= 16; ++columns) {
+    const int rows = random.between(1, 9);
+    test_case(random, type, {}, rows, unit == 1 ? columns : unit, columns, pool);
+  }
+  for (int i = 0; i < (quick ? 3 : 10); ++i) {
+    const int rows = random.between(1, 12), columns = random.between(1, 16), k = random_k(random, unit, quick);
+    test_case(random, type, {}, rows, k, columns, pool);
+  }
   test_case(random, type, {}, 2, quick ? 1024 : 8192, 16, pool);
+  // So many rows that a level may take another way, over inner sizes that it may cut into chunks.
+  for (const int rows : quick ? std::vector<int>{39} : std::vector<int>{23, 24, 25, 33, 48, 121, 255, 256, 257, 300}) {
+    const int columns = random.between(1, 16), k = is_super(type) ? 256 * random.between(3, 6) : 32 * random.between(30, 70);
+    test_case(random, type, {}, rows, k, columns, pool);
+  }
   // Gated: any two types whose inputs come in the same form, and a float beside a quantized one.
   std::vector<WeightType> others = is_float(type) ? kFloats : kSimple;
   if (!is_float(type)) others.insert(others.end(), kSuper.begin(), kSuper.end());
   others.push_back(is_float(type) ? WeightType::q8_0 : WeightType::f16);
   for (const WeightType up : others) {
-    const int common = std::max(granule(type), granule(up));
-    test_case(random, type, up, random.between(1, 11), random_k(random, common, true), random.between(1, 16), pool);
+    const int rows = random.between(1, 11), columns = random.between(1, 16);
+    const int k = random_k(random, std::max(granule(type), granule(up)), true);
+    test_case(random, type, up, rows, k, columns, pool);
   }
 }
 

@@ -115,7 +115,7 @@ void test_draws(const KernelTable& kernels, bool quick) {
             const auto logits = random_logits(random, random.pick<int>({1, 5, 16, 33, 500, 1500}));
             const SampleParams p{temperature, top_p, min_p, top_k, random.next(), static_cast<std::uint32_t>(random.below(8)), static_cast<std::uint32_t>(random.below(5000)), random.between(-1, kMaxTop)};
             Guarded<float> row(logits, true);
-            const SampleResult got = sample(row.data(), static_cast<std::int32_t>(logits.size()), p, kernels, scratch);
+            const SampleResult got = sample(row.data(), static_cast<std::int32_t>(logits.size()), p, {}, kernels, scratch);
             CHECK(got.status == kSampleOk, "%s status", kernels.name);
             const double u = uniform(p.seed, p.sequence, p.position);
             if (plain_token(logits, p, u, 0.0, 0.0) != got.token) {
@@ -137,14 +137,44 @@ void test_broken_rows(const KernelTable& kernels) {
   for (const float temperature : {0.0f, 1.0f}) {
     const SampleParams p{temperature, 0.9f, 0.0f, 5, 1, 0, 0, 3};
     const std::vector<std::vector<float>> broken = {{0.0f, NAN, 1.0f}, {INFINITY, 0.0f}, {-INFINITY, -INFINITY}, {NAN}};
-    for (const auto& row : broken) CHECK(sample(row.data(), static_cast<std::int32_t>(row.size()), p, kernels, scratch).status == kSampleNan, "%s: a broken row", kernels.name);
+    for (const auto& row : broken) CHECK(sample(row.data(), static_cast<std::int32_t>(row.size()), p, {}, kernels, scratch).status == kSampleNan, "%s: a broken row", kernels.name);
     for (std::uint32_t position = 0; position < 50; ++position) {
       SampleParams at = p;
       at.position = position;
       const std::vector<float> masked = {-INFINITY, 0.0f, -INFINITY, 0.0f};
-      const auto got = sample(masked.data(), 4, at, kernels, scratch);
+      const auto got = sample(masked.data(), 4, at, {}, kernels, scratch);
       CHECK(got.status == kSampleOk && got.token % 2 == 1, "%s drew a masked token", kernels.name);
     }
+  }
+}
+
+// Edits change what is drawn and nothing that is reported; a score is the target's log-probability.
+void test_edits(const KernelTable& kernels) {
+  Random random(12);
+  SampleScratch scratch;
+  for (int i = 0; i < 40; ++i) {
+    const auto logits = random_logits(random, random.pick<int>({33, 64, 500}));
+    const auto n = static_cast<std::int32_t>(logits.size());
+    Guarded<float> row(logits, true);
+    const std::int32_t only = random.below(n), banned = (only + 1) % n;
+    const SampleParams p{random.coin() ? 0.0f : 1.0f, 1.0f, 0.0f, 0, random.next(), 0, 7, kMaxTop};
+    LogitEdits edits;
+    edits.bias = {{only, 1000.0}, {banned, 2000.0}};
+    edits.end_ids = {banned};
+    edits.first_end = 8;
+    const LogitRules rules(n, edits, {}, {});
+    const SampleResult forced = sample(row.data(), n, p, {&rules, nullptr}, kernels, scratch);
+    CHECK(forced.status == kSampleOk && forced.token == only, "%s drew %d, not %d", kernels.name, forced.token, only);
+    check_logprobs(kernels, logits, forced, kMaxTop);
+    std::vector<std::uint32_t> mask(static_cast<std::size_t>(n + 31) / 32);
+    const SampleResult none = sample(row.data(), n, p, {nullptr, mask.data()}, kernels, scratch);
+    CHECK(none.status == kSampleNothing, "%s: an empty mask has status %d", kernels.name, none.status);
+    mask[static_cast<std::size_t>(only / 32)] = 1u << (only % 32);
+    CHECK(sample(row.data(), n, p, {nullptr, mask.data()}, kernels, scratch).token == only, "%s left the mask", kernels.name);
+    const SampleResult scored = score(row.data(), n, only, 3, kernels, scratch);
+    CHECK(scored.token == only && scored.status == kSampleOk, "%s scored %d", kernels.name, scored.token);
+    check_logprobs(kernels, logits, scored, 3);
+    CHECK(score(row.data(), n, n, 0, kernels, scratch).status == kSampleNan, "%s: a target outside", kernels.name);
   }
 }
 
@@ -155,6 +185,7 @@ void test_sampler(bool quick) {
   for (const auto* kernels : levels()) {
     test_draws(*kernels, quick);
     test_broken_rows(*kernels);
+    test_edits(*kernels);
   }
 }
 

@@ -18,7 +18,7 @@ CASES = [
     (KeyboardInterrupt(), 130, ""),
     (typer.Abort(), 130, ""),
     (typer.Exit(7), 7, ""),
-    (typer.BadParameter("odd"), 2, "error: odd\nhint: yeoul --help\n"),
+    (typer.BadParameter("odd"), 2, "error: Invalid value: odd\nhint: yeoul --help\n"),
     (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), 1, "error: the output: No space left on device\n"),
     (PermissionError(errno.EACCES, "Permission denied", "/x"), 1, "error: /x: Permission denied\n"),
     (ImportError("cannot import name '_native'"), 1, "error: the native core is not built\nhint: run `make build`\n"),

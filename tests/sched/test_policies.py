@@ -27,9 +27,9 @@ class Kit:
         self.count = 0
         self.now = 0.0
 
-    def add(self, prompt, *, priority=0, n=1, max_tokens=8):
+    def add(self, prompt, *, priority=0, n=1, max_tokens=8, **more):
         tokens = list(prompt) if not isinstance(prompt, int) else [self.count] * prompt
-        params = SamplingParams(max_tokens=max_tokens, n=n)
+        params = SamplingParams(max_tokens=max_tokens, n=n, **more)
         request = Request(request_id=f"r{self.count}", prompt_token_ids=tokens, params=params, priority=priority)
         sequences = [Sequence(request, index, 5, self.count + index, self.now) for index in range(n)]
         for sequence in sequences:
@@ -227,6 +227,16 @@ def test_without_fork_everyone_computes_the_prompt():
     kit.add(20, n=2)
     plan = kit.run()
     assert [row.num_tokens for row in plan.rows] == [20, 20] and kit.scheduler.counters.forks == 0
+
+
+def test_whoever_wants_something_of_the_prompt_itself_computes_all_of_it():
+    kit = Kit(caching=True)
+    kit.add(range(40))
+    kit.run_until_done()
+    kit.add(range(40), n=2, prompt_logprobs=1)
+    assert [(row.start, row.num_tokens) for row in kit.run().rows] == [(0, 40), (0, 24)]
+    assert kit.scheduler.counters.forks == 0
+    kit.run_until_done()
 
 
 def test_when_the_first_of_n_is_gone_the_others_start_without_it():

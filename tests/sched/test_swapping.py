@@ -50,6 +50,15 @@ def test_without_room_the_victim_is_recomputed():
     kit.run_until_done()
 
 
+def test_a_victim_of_whose_prompt_something_is_wanted_is_recomputed():
+    kit = Kit()
+    kit.add(30)
+    new = kit.add(30, prompt_logprobs=0)
+    plan = kit.run_until_preempted()
+    assert plan.swap_outs == () and kit.scheduler.preempted[0].sequence is new
+    kit.run_until_done()
+
+
 def test_an_aborted_victim_is_dropped():
     kit = Kit()
     kit.add(30)

@@ -29,6 +29,7 @@ def post(kit, path, **fields):
 
 both = pytest.mark.parametrize("path", ENDPOINTS)
 
+MANY = {str(i): 0 for i in range(301)}
 RANGES = [
     ("temperature", [0, 0.0, -0.0, 1, 2.5, 1e6], [-0.1, 1e7, True, "1", [], 10**400]),
     ("top_p", [0, 1e-9, 0.5, 1], [-0.1, 1.1, False, "1"]),
@@ -38,6 +39,37 @@ RANGES = [
     ("n", [1, 8], [0, -1, 9, 4_000_000, 2**63, 1.0, True]),
     ("max_tokens", [1, 2**31 - 1], [0, -1, 2**31, 2**63, 5.0, True, "5"]),
     ("stop", ["x", ["x"] * 16, [], "é" * 128], ["", [""], ["x"] * 17, ["x"] * 300_000, "x" * 257, 5, [5], [None], {}]),
+    ("frequency_penalty", [-2, 0, 2.0], [-2.1, 2.1, False, "1"]),
+    ("presence_penalty", [-2, 0, 2.0], [-2.1, 2.1, False, "1"]),
+    ("repetition_penalty", [1, 0.01, 100], [0, -1, 101, True]),
+    (
+        "logit_bias",
+        [{}, {"0": -100}, {"259": 100.0}, {str(i): 0 for i in range(260)}],
+        [
+            {"260": 1},
+            {"-1": 1},
+            {"1.0": 1},
+            {"01": 1},
+            {"a": 1},
+            {"٣": 1},
+            {"5": 101},
+            {"5": True},
+            {"5": None},
+            [],
+            5,
+            MANY,
+        ],
+    ),
+    ("min_tokens", [0], [-1, 2**31, 1.0, True]),
+    ("stop_token_ids", [[], [0, 259]], [[260], [-1], [True], [1.0], ["1"], 5, {}, [1] * 129]),
+    ("allowed_token_ids", [[0], list(range(260))], [[], [260], [-1], [True], 5]),
+    ("bad_words", [[], ["x"] * 64], ["x", [""], ["x"] * 65, ["x" * 257], [5], 5]),
+    ("include_stop_str_in_output", [True, False], [0, "true"]),
+    ("skip_special_tokens", [True, False], [0, "true"]),
+    ("truncate_prompt_tokens", [1, 2**31 - 1], [0, -1, 1.0, True]),
+    ("priority", [0, -(2**31), 2**31 - 1], [2**31, 1.0, True]),
+    ("cache_salt", ["a", "A-b_c.9" * 18], ["", "a b", "a" * 129, "é", 5]),
+    ("return_token_ids", [True, False], [1, "true"]),
     ("ignore_eos", [True, False], [0, 1, "true"]),
     ("stream", [False], [0, 1, "true", []]),
     ("stream_options", [], [[], "x", 1, {"include_usage": 1}]),
@@ -62,6 +94,7 @@ def test_ranges(kit, path, name, value, accepted):
     ("path", "name", "good", "bad"),
     [
         ("/v1/completions", "logprobs", [0, 20], [-1, 21, 10**9, True, 5.0]),
+        ("/v1/completions", "echo", [True, False], [0, "true"]),
         ("/v1/completions", "best_of", [1], [2, 0, True]),
         ("/v1/chat/completions", "logprobs", [True, False], [0, 1, 5]),
         ("/v1/chat/completions", "max_completion_tokens", [1], [0, 2**31, 5.0, True]),
@@ -94,7 +127,7 @@ def test_v5_null_is_the_same_as_absence(kit, path):
     documented = COMPLETION_PROPERTIES if module is completions else CHAT_PROPERTIES
     names = {*documented, *call.NEUTRAL, *module.NEUTRAL, *call.IGNORED} - set(ENDPOINTS[path])
     plain = stable(post(kit, path))
-    assert len(names) > 45
+    assert len(names) > 45 and "cache_salt" in names
     assert stable(post(kit, path, **dict.fromkeys(names))) == plain
     for name in names:
         assert stable(post(kit, path, **{name: None})) == plain, name
@@ -121,14 +154,7 @@ def test_neutral_values_are_accepted_and_others_refused_by_name(kit, path):
 @pytest.mark.parametrize(
     "fields",
     [
-        {"frequency_penalty": False},
-        {"presence_penalty": 0.5},
-        {"logit_bias": {"5": 100}},
-        {"echo": True},
-        {"echo": 0},
-        {"response_format": {"type": "json_object"}},
-        {"min_tokens": 1},
-        {"stop_token_ids": [5]},
+        {"add_special_tokens": False},
     ],
     ids=str,
 )

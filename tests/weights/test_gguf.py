@@ -1,10 +1,12 @@
 """GGUFFile on sound files: written by the `gguf` package, read by ours."""
 
 from collections import Counter
+from pathlib import Path
 
 import gguf
 import numpy as np
 import pytest
+from tiny import tiny_model
 
 from yeoul.errors import ModelFileError, YeoulError
 from yeoul.weights.catalogue import CATALOGUE, find_model
@@ -201,3 +203,11 @@ def test_a_real_file_as_the_gguf_package_reads_it():
         if "tokens" not in name and "merges" not in name:
             ours = file.metadata[name]
             assert (list(ours) if isinstance(field.contents(), list) else ours) == field.contents()
+
+
+def test_released_pages_come_back(tmp_path: Path) -> None:
+    path = tiny_model(tmp_path)
+    with GGUFFile.open(path) as file, GGUFFile.open(path) as untouched:
+        file.release()
+        for name, tensor in file.tensors.items():
+            assert np.array_equal(tensor.data, untouched.tensors[name].data)

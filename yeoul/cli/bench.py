@@ -63,7 +63,8 @@ def latency(
 ) -> None:
     """Prompt speed, TTFT and decode speed of one model, with nothing else running.
 
-    Figures are medians of the repeats, with the least and the greatest. GB/s counts the file's weights and the KV.
+    Figures are medians of the repeats, with the least and the greatest. A decode step gives one token to each row.
+    GB/s counts the file's weights and the KV.
     """
     from yeoul.cli.latency import Workload, measure
     from yeoul.obs.logs import setup_logging
@@ -130,27 +131,21 @@ def _print_table(executor: str, prompt: PromptLatency, decode: Iterable[DecodeLa
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("", "tokens/s", "per step", "weights + KV per token", "GB/s")
-    milliseconds = _show(prompt.ttft, 1e3, "ms")
-    table.add_row(f"prompt of {prompt.tokens}", _show(prompt.tokens_per_second), f"TTFT {milliseconds}", "", "")
+    table = Table("", "tokens/s", "ms", "weights + KV, MB/token", "GB/s")
+    table.add_row(f"prompt {prompt.tokens}, TTFT", _show(prompt.tokens_per_second), _show(prompt.ttft, 1e3), "", "")
     for row in decode:
-        size = f"{row.weight_bytes_per_token / 1e6:.1f} + {row.kv_bytes_per_token / 1e6:.1f} MB"
-        table.add_row(
-            f"decode, {row.batch} rows" if row.batch > 1 else "decode, 1 row",
-            _show(row.tokens_per_second),
-            _show(row.step, 1e3, "ms"),
-            size,
-            _show(row.gigabytes_per_second),
-        )
+        size = f"{row.weight_bytes_per_token / 1e6:.1f} + {row.kv_bytes_per_token / 1e6:.1f}"
+        speed, step = _show(row.tokens_per_second), _show(row.step, 1e3)
+        table.add_row(f"decode {row.batch}, step", speed, step, size, _number(row.gigabytes_per_second.median))
     console = Console(width=None if Console().is_terminal else 120)
     console.print(f"executor: {executor}", highlight=False)
     console.print(table)
 
 
-def _show(spread: Spread, scale: float = 1.0, unit: str = "") -> str:
-    """`median (low-high) unit`."""
+def _show(spread: Spread, scale: float = 1.0) -> str:
+    """`median (low-high)`."""
     numbers = [_number(value * scale) for value in (spread.median, spread.low, spread.high)]
-    return f"{numbers[0]} ({numbers[1]}-{numbers[2]}) {unit}".strip()
+    return f"{numbers[0]} ({numbers[1]}-{numbers[2]})"
 
 
 def _number(value: float) -> str:

@@ -55,7 +55,7 @@ def _serve(config: EngineConfig, options: ServerOptions, listener: socket.socket
     engine = build_engine(config)
     info = engine.info
     template = load_template(engine.metadata)
-    text = TextService(engine.tokenizer, template, max_model_len=info.max_model_len)
+    text = TextService(engine.tokenizer, template, max_model_len=info.max_model_len, grammars=engine.grammars)
     metrics = Metrics(info.model_name, prefix=options.metrics_prefix, max_model_len=info.max_model_len)
     client = InprocClient(engine, metrics)
     greet = partial(_greet, model=info.model_name, chats=template is not None)

@@ -54,7 +54,9 @@ def build_engine(config: EngineConfig) -> Engine:
     config = resolve(config)
     file = GGUFFile.open(find_model(config.model))
     model = load_model(file, k_dtype=config.kv_cache_dtype, v_dtype=config.kv_cache_dtype)
-    return assemble(config, model, load_tokenizer(file.metadata))
+    engine = assemble(config, model, load_tokenizer(file.metadata))
+    file.release()
+    return engine
 
 
 def resolve(config: EngineConfig) -> EngineConfig:
@@ -74,6 +76,7 @@ def resolve(config: EngineConfig) -> EngineConfig:
 def assemble(config: EngineConfig, model: Model, tokenizer: Tokenizer) -> Engine:
     """An engine from a resolved configuration and a loaded model. Raises ConfigError."""
     from yeoul.text.detokenizer import OutputText
+    from yeoul.text.grammar import GrammarCompiler
 
     sizing = _size(config, model)
     megabytes = sum(tensor.data.nbytes for tensor in model.weights.values()) / 1e6
@@ -98,12 +101,19 @@ def assemble(config: EngineConfig, model: Model, tokenizer: Tokenizer) -> Engine
             scheduler=_scheduler(config, kv, sizing, tokenizer.end_ids),
             kv=kv,
             executor=executor,
-            make_text=lambda stop: OutputText(tokenizer, stop),
+            make_text=lambda params: OutputText(
+                tokenizer,
+                params.stop,
+                params.skip_special_tokens,
+                num_unmatched=params.min_tokens,
+                include_stop=params.include_stop_str_in_output,
+            ),
             clock=clock,
             step_log=StepLog(_header(config, model, executor, clock), config.step_log),
             seed=config.seed,
             max_waiting_tokens=config.max_waiting_tokens or WAITING_CONTEXTS * sizing.max_model_len,
             tokenizer=tokenizer,
+            grammars=GrammarCompiler(tokenizer, model.spec.vocab_size),
             metadata=model.metadata,
         )
     )

@@ -44,6 +44,8 @@ class RequestOutput(msgspec.Struct, kw_only=True):
     """The text, as given or as the chat template made it; None for a prompt of token ids."""
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
+    prompt_logprobs: list[TokenLogprob] = msgspec.field(default_factory=list)
+    """One per prompt token but the first, if asked for."""
 
 
 class LLM:
@@ -133,6 +135,8 @@ class LLM:
         requests = [self._request(ids, own) for ids, own in zip(encoded, each, strict=True)]
         for request in requests:
             self.engine.check(request)
+            if request.params.structured is not None:
+                self.engine.start_grammar(request.params.structured)
         results = {
             request.request_id: _empty(request, prompt) for request, prompt in zip(requests, prompts, strict=True)
         }
@@ -144,7 +148,14 @@ class LLM:
 
     def _request(self, token_ids: list[int], params: SamplingParams) -> Request:
         self._num_requests += 1
-        return Request(request_id=f"llm-{self._num_requests}", prompt_token_ids=token_ids, params=params)
+        from yeoul.text.bad_words import bad_word_ids
+
+        return Request(
+            request_id=f"llm-{self._num_requests}",
+            prompt_token_ids=token_ids,
+            params=params,
+            bad_word_ids=bad_word_ids(self.engine.tokenizer, params.bad_words),
+        )
 
     def _drive(self, requests: Sequence[Request], results: Mapping[str, RequestOutput]) -> None:
         for request in requests:
@@ -152,7 +163,7 @@ class LLM:
         while self.engine.has_work:
             for output in self.engine.step().outputs:
                 if output.request_id in results:
-                    _append(results[output.request_id].outputs[output.index], output)
+                    _append(results[output.request_id], output)
 
     def _leave_nothing_behind(self, requests: Sequence[Request]) -> None:
         """After an interrupt: what still runs must not go on in the next call."""
@@ -198,7 +209,10 @@ def _empty(request: Request, prompt: str | None) -> RequestOutput:
     )
 
 
-def _append(target: CompletionOutput, output: TokenOutput) -> None:
+def _append(result: RequestOutput, output: TokenOutput) -> None:
+    if output.index == 0:
+        result.prompt_logprobs.extend(output.prompt_logprobs)
+    target = result.outputs[output.index]
     target.text += output.text
     target.token_ids.extend(output.token_ids)
     target.logprobs.extend(output.logprobs)

@@ -11,15 +11,16 @@ import random
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
 import msgspec
 
 from yeoul.engine.client import EngineInfo, EngineStats
 from yeoul.engine.clock import Clock, Stopwatch
-from yeoul.engine.output import SequenceOutput, TextState, ended
-from yeoul.engine.step_log import MAX_NAMED_WAITING, EventRecord, StepLog, StepRecord
+from yeoul.engine.output import Grammars, GrammarState, SequenceOutput, TextState, ended
+from yeoul.engine.request_check import check_contents
+from yeoul.engine.step_log import EventRecord, StepLog
+from yeoul.engine.step_record import step_record
 from yeoul.errors import CapacityError, EngineDeadError, RequestError, YeoulError
 from yeoul.exec.protocol import Executor
 from yeoul.kv.manager import KVManager
@@ -27,11 +28,12 @@ from yeoul.sched.results import Committed
 from yeoul.sched.scheduler import Scheduler
 from yeoul.sched.sequence import Sequence, SequenceStatus
 from yeoul.step import StepPlan, StepResult
-from yeoul.types import FinishReason, Request, TokenOutput
+from yeoul.types import FinishReason, Request, SamplingParams, Structured, TokenOutput
 
 log = logging.getLogger(__name__)
 
 STEP_FAILED = "the engine failed while computing this request; it goes on with others"
+GRAMMAR_FAILED = "the engine failed while following this request's grammar"
 OUTPUT_FAILED = "the engine failed while making this request's output"
 
 
@@ -51,7 +53,7 @@ class EngineParts:
     scheduler: Scheduler
     kv: KVManager
     executor: Executor
-    make_text: Callable[[tuple[str, ...]], TextState]
+    make_text: Callable[[SamplingParams], TextState]
     clock: Clock
     step_log: StepLog
     seed: int
@@ -59,6 +61,8 @@ class EngineParts:
     max_waiting_tokens: int
     tokenizer: Any = None
     """yeoul.text.tokenizer.Tokenizer, for those who hold the engine; the engine itself does not use it."""
+    grammars: Grammars | None = None
+    """yeoul.text.grammar.GrammarCompiler; None: structured output is refused."""
     metadata: Mapping[str, object] = field(default_factory=dict)
     """The model file's key-value pairs."""
 
@@ -69,6 +73,7 @@ class Engine:
     def __init__(self, parts: EngineParts) -> None:
         self.info = parts.info
         self.tokenizer = parts.tokenizer
+        self.grammars = parts.grammars
         self.metadata = parts.metadata
         self.clock = parts.clock
         self.step_log = parts.step_log
@@ -101,20 +106,10 @@ class Engine:
 
         Raises RequestError (empty prompt, token id out of range), ContextLengthError, CapacityError.
         """
-        prompt = request.prompt_token_ids
-        if not prompt:
-            raise RequestError("the prompt is empty", hint="send at least one token", param="prompt")
-        self._scheduler.check_fits(len(prompt))
-        self._check_token_ids(prompt)
+        # First the length, which is cheap.
+        self._scheduler.check_fits(len(request.prompt_token_ids))
+        check_contents(request, self.info.vocab_size)
         self._check_capacity(_num_tokens(request))
-
-    def _check_token_ids(self, prompt: list[int]) -> None:
-        vocab_size = self.info.vocab_size
-        for token_id in prompt:
-            if type(token_id) is not int or not 0 <= token_id < vocab_size:
-                raise RequestError(
-                    f"token id {token_id!r:.40} is not in the vocabulary (0 to {vocab_size - 1})", param="prompt"
-                )
 
     def _check_capacity(self, num_tokens: int) -> None:
         """An empty queue takes anything that fits: it may start at once."""
@@ -147,11 +142,11 @@ class Engine:
         self._drain(message, watch)
         if self._scheduler.has_work:
             try:
-                plan = self._schedule(message, watch)
+                plan = self._constrain(self._schedule(message, watch), message)
                 result = self._execute(plan, watch)
                 committed = self._commit(plan, result, watch)
                 self._emit(committed, message, watch)
-                self._record(plan, result, watch)
+                self.step_log.append(step_record(self._scheduler, self._kv, plan, result, watch))
             except BaseException as error:
                 self._fail_step(error, message)
         self._last_loop_at = watch.lap()
@@ -187,7 +182,7 @@ class Engine:
         try:
             if request.request_id in self._requests:
                 raise RequestError(f"request id {request.request_id} is in use")
-            outputs = [SequenceOutput(sequence, self._make_text(params.stop)) for sequence in sequences]
+            outputs = [self._output(sequence) for sequence in sequences]
             for sequence in sequences:
                 self._scheduler.add(sequence)
         except Exception as error:
@@ -196,6 +191,17 @@ class Engine:
         self._requests[request.request_id] = sequences
         self._outputs.update((output.sequence.id, output) for output in outputs)
         self._event("admit", request, seed=seed % 2**64)
+
+    def _output(self, sequence: Sequence) -> SequenceOutput:
+        params = sequence.request.params
+        grammar = None if params.structured is None else self.start_grammar(params.structured)
+        return SequenceOutput(sequence, self._make_text(params), grammar)
+
+    def start_grammar(self, structured: Structured) -> GrammarState:
+        """A grammar at its beginning, compiled unless it was lately used. Raises RequestError where it cannot be."""
+        if self.grammars is None:
+            raise RequestError("this engine has no structured output", param=structured.param)
+        return self.grammars.start(structured)
 
     def _new_id(self) -> int:
         self._next_sequence_id += 1
@@ -228,6 +234,30 @@ class Engine:
                 message.first_scheduled.append((sequence.request.request_id, now))
         watch.lap()
         return plan
+
+    def _constrain(self, plan: StepPlan, message: StepMessage) -> StepPlan:
+        """The plan with the masks of the sequences that follow a grammar."""
+        masks = {}
+        for index, (sequence, row) in enumerate(zip(self._scheduler.scheduled, plan.rows, strict=True)):
+            grammar = self._outputs[sequence.id].grammar
+            if grammar is not None and row.sample:
+                masks[index] = self._mask(sequence, grammar, message)
+        if not masks:
+            return plan
+        rows = list(plan.rows)
+        for index, mask in masks.items():
+            rows[index] = msgspec.structs.replace(rows[index], mask=mask)
+        return msgspec.structs.replace(plan, rows=tuple(rows))
+
+    def _mask(self, sequence: Sequence, grammar: GrammarState, message: StepMessage) -> bytes:
+        """The fault barrier around one sequence's grammar. A sequence that ends here has its result dropped."""
+        try:
+            return grammar.mask()
+        except Exception:
+            log.exception("grammar of request %s failed", sequence.request.request_id)
+        message.outputs.append(ended(sequence, FinishReason.ERROR, error=GRAMMAR_FAILED))
+        self._close_sequence(sequence, FinishReason.ERROR)
+        return b""
 
     def _execute(self, plan: StepPlan, watch: Stopwatch) -> StepResult:
         result = self._executor.collect(self._executor.submit(plan))
@@ -355,48 +385,6 @@ class Engine:
             seed=seed,
             num_tokens=num_tokens,
             reason=reason,
-        )
-        self.step_log.append(record)
-
-    def _record(self, plan: StepPlan, result: StepResult, watch: Stopwatch) -> None:
-        scheduler = self._scheduler
-        drain, schedule, execute, commit, emit = watch.laps
-        record = StepRecord(
-            step=plan.step_id,
-            at=watch.started_at,
-            drain=drain,
-            schedule=schedule,
-            execute=execute,
-            commit=commit,
-            emit=emit,
-            started_at=result.started_at,
-            finished_at=result.finished_at,
-            rows=[
-                (
-                    sequence.request.request_id,
-                    sequence.index,
-                    row.start,
-                    row.num_tokens,
-                    row.start + row.num_tokens,
-                    len(row_result.token_ids),
-                )
-                for sequence, row, row_result in zip(scheduler.scheduled, plan.rows, result.rows, strict=True)
-            ],
-            preempted=[
-                (
-                    lost.sequence.request.request_id,
-                    lost.sequence.index,
-                    lost.num_lost_tokens,
-                    lost.num_swapped_tokens,
-                    lost.needed_by.request.request_id,
-                    lost.needed_by.index,
-                )
-                for lost in scheduler.preempted
-            ],
-            blocks=[(group.used, group.cached, group.free) for group in self._kv.usage()],
-            num_waiting=len(scheduler.waiting),
-            waiting=[sequence.request.request_id for sequence in islice(scheduler.waiting, MAX_NAMED_WAITING)],
-            wait_reason=scheduler.wait_reason,
         )
         self.step_log.append(record)
 

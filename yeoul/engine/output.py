@@ -10,7 +10,7 @@ from typing import Protocol
 
 from yeoul.sched.results import Committed
 from yeoul.sched.sequence import Sequence
-from yeoul.types import FinishReason, TokenOutput
+from yeoul.types import FinishReason, Structured, TokenOutput
 
 
 class TextState(Protocol):
@@ -30,20 +30,47 @@ class TextState(Protocol):
         ...
 
 
+class GrammarState(Protocol):
+    """What is needed of yeoul.text.grammar.Grammar: where a sequence stands in the form that its output must have."""
+
+    @property
+    def is_finished(self) -> bool:
+        """Nothing may follow."""
+        ...
+
+    def mask(self) -> bytes:
+        """The ids that may come next, as PlanRow.mask has them."""
+        ...
+
+    def advance(self, token_ids: Tokens[int]) -> None:
+        """Take in what was sampled."""
+        ...
+
+
+class Grammars(Protocol):
+    """Makes the grammar of a sequence."""
+
+    def start(self, structured: Structured) -> GrammarState:
+        """A grammar at its beginning. Raises RequestError for what cannot be compiled."""
+        ...
+
+
 class SequenceOutput:
     """One sequence's deliveries. After an output with a finish_reason nothing more may be asked of it."""
 
-    __slots__ = ("_text", "sequence")
+    __slots__ = ("_text", "grammar", "sequence")
 
-    def __init__(self, sequence: Sequence, text: TextState) -> None:
+    def __init__(self, sequence: Sequence, text: TextState, grammar: GrammarState | None = None) -> None:
         self.sequence = sequence
+        self.grammar = grammar
         self._text = text
 
     def advance(self, gained: Committed) -> TokenOutput:
         """The delivery for what a step gained. A stop string ends the sequence here, whatever the scheduler thinks."""
-        shown = gained.token_ids[:-1] if gained.ended_by_token else gained.token_ids
+        hidden = gained.ended_by_token and not self.sequence.request.params.include_stop_str_in_output
+        shown = gained.token_ids[:-1] if hidden else gained.token_ids
         text = self._text.push(shown)
-        reason = gained.finish_reason
+        reason = gained.finish_reason or self._follow(gained)
         if reason is not None:
             text += self._text.finish()
         if self._text.stopped and reason is not FinishReason.ERROR:
@@ -54,12 +81,21 @@ class SequenceOutput:
             text=text,
             token_ids=gained.token_ids,
             logprobs=gained.logprobs,
+            prompt_logprobs=gained.prompt_logprobs,
+            pooled=gained.pooled,
             finish_reason=reason,
             error=gained.error,
             num_prompt_tokens=self.sequence.num_prompt_tokens,
             num_output_tokens=self.sequence.num_output_tokens,
             num_cached_tokens=self.sequence.num_cached_tokens,
         )
+
+    def _follow(self, gained: Committed) -> FinishReason | None:
+        """Go on in the grammar; STOP where it is complete."""
+        if self.grammar is None or not gained.token_ids:
+            return None
+        self.grammar.advance(gained.token_ids)
+        return FinishReason.STOP if self.grammar.is_finished else None
 
     def abort(self) -> TokenOutput:
         """The last delivery of an aborted sequence: the text that was held back."""

@@ -91,7 +91,7 @@ def assign(intervals: Iterable[Interval]) -> tuple[list[int], int]:
 
 
 def _roots(program: v.Program) -> dict[int, int]:
-    """The value in whose memory each value lies: a slice in its parent's, a sum in its residual's where that ends there.
+    """The value in whose memory each value lies: a slice in its parent's, a sum in its residual's if that ends there.
 
     The latter is safe because each element of the residual is read just before its sum is written, as long as the op
     reads nothing else there: other threads still need all of its input.
@@ -147,4 +147,5 @@ def _gathered(value: v.Value) -> bool:
 
 
 def _align(num_bytes: int) -> int:
-    return -(-num_bytes // ALIGN) * ALIGN
+    """Up to an odd number of cache lines: rows at a power of two would all lie in the same sets of the cache."""
+    return (-(-num_bytes // ALIGN) | 1) * ALIGN

@@ -86,7 +86,9 @@ class Lowering:
         self._weights = weights
         self._max_positions = max_positions
         self._layout: Layout = lay_out(program, max_tokens, self._wants_q8)
-        self._place = {layer: (g, i) for g, (_, layers) in enumerate(program.kv_groups) for i, layer in enumerate(layers)}
+        self._place = {
+            layer: (g, i) for g, (_, layers) in enumerate(program.kv_groups) for i, layer in enumerate(layers)
+        }
         self._ropes: dict[RopeSpec, RopeTable] = {}
         self._spans: list[tuple[int, int]] = []
         for spec in program.kv_specs:
@@ -99,6 +101,7 @@ class Lowering:
 
     @property
     def arena_bytes(self) -> int:
+        """Bytes of activations that the program needs."""
         return self._layout.num_bytes
 
     @property
@@ -153,7 +156,8 @@ class Lowering:
         if op.glu is None:
             native.linear(x, q8, out, segments, residual)
         else:
-            native.gated_linear(x, q8, out, *segments, ACTIVATIONS[op.glu])
+            gate, up = segments
+            native.gated_linear(x, q8, out, gate, up, ACTIVATIONS[op.glu])
 
     def _slice(self, op: v.Slice, native: _native.Program) -> None:
         """A view costs nothing."""
@@ -167,8 +171,8 @@ class Lowering:
 
     def _attention(self, op: v.Attention, native: _native.Program) -> None:
         group, index = self._place[op.layer]
-        views = (self._view(value) for value in (op.q, op.k, op.v, op.out))
-        native.attention(*views, group, index, op.scale)
+        q, k, value, out = (self._view(value) for value in (op.q, op.k, op.v, op.out))
+        native.attention(q, k, value, out, group, index, op.scale)
 
     def _gated(self, op: v.GatedActivation, native: _native.Program) -> None:
         native.gated(self._view(op.x), self._view(op.out), ACTIVATIONS[op.activation])

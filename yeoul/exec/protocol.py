@@ -31,8 +31,8 @@ class Executor(Protocol):
         """Wait for a plan and return its result. Raises EngineError if the execution failed as a whole."""
         ...
 
-    def logits(self, plan: StepPlan) -> "np.ndarray":
-        """Run a plan and return the logits of every token of every row instead of sampling: float32 [num_tokens, vocab].
+    def logits(self, plan: StepPlan) -> np.ndarray:
+        """Run a plan and return the logits of every token instead of sampling: float32 [num_tokens, vocab].
 
         For quality measurements and tests; `sample` flags are ignored, slots advance as in submit.
         """

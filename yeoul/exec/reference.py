@@ -12,7 +12,7 @@ Modes:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -22,13 +22,13 @@ from yeoul.errors import EngineError
 from yeoul.exec import reference_math as m
 from yeoul.exec.kv_wire import fingerprint
 from yeoul.exec.protocol import ExecutorLimits, Ticket
-from yeoul.exec.reference_sampling import sample
-from yeoul.exec.reference_slots import Frame, RowFrame, Slots, first_key
+from yeoul.exec.reference_sampling import sample, score
+from yeoul.exec.reference_slots import Frame, RowFrame, Slots, first_key, wanted_tokens
 from yeoul.exec.swap import Swapper, SwapStore
 from yeoul.models.model import Model
 from yeoul.ops import vocabulary as v
 from yeoul.ops.passes import fuse, inputs
-from yeoul.step import RowResult, RowStatus, StepPlan, StepResult
+from yeoul.step import PlanRow, RowResult, RowStatus, StepPlan, StepResult
 from yeoul.weights.dequant import dequantize
 from yeoul.weights.tensor import Tensor
 
@@ -37,6 +37,8 @@ Mode = Literal["exact", "as_native"]
 KV_TYPES: Mapping[str, np.dtype[Any]] = MappingProxyType({"f16": np.dtype(np.float16), "f32": np.dtype(np.float32)})
 TILE_ROWS = 8192
 """Rows of a matrix that are widened to float64 at once."""
+LOGIT_ROWS = 16
+"""Rows of logits that exist at one time."""
 
 
 class ReferenceExecutor:
@@ -87,7 +89,8 @@ class ReferenceExecutor:
     def logits(self, plan: StepPlan) -> Array:
         """See Executor: float32 [num_tokens, vocab]. Raises EngineError for a plan that is not sound."""
         frame = self._prepare(plan)
-        return self._execute(frame, np.arange(len(frame.tokens)))
+        rows = [*self._logit_rows(self._execute(frame, np.arange(len(frame.tokens))))]
+        return np.stack(rows) if rows else np.empty((0, self._program.head.out.dim), np.float32)
 
     def describe(self) -> str:
         """See Executor."""
@@ -104,15 +107,12 @@ class ReferenceExecutor:
     def _run(self, plan: StepPlan) -> StepResult:
         started = self._clock()
         frame = self._prepare(plan)
-        sampled = [(index, row) for index, row in enumerate(frame.rows) if plan.rows[index].sample]
-        wanted = np.array([row.begin + row.count - 1 for _, row in sampled], np.int64)
-        logits = self._execute(frame, wanted)
-        results = [RowResult()] * len(frame.rows)
-        for (index, row), row_logits in zip(sampled, logits, strict=True):
-            results[index] = _sample_row(row, row_logits)
-        for index, planned in enumerate(plan.rows):
-            if planned.slot in self._failed_slots:
-                results[index] = RowResult(status=RowStatus.ERROR)
+        wanted = [wanted_tokens(row, made.begin) for row, made in zip(plan.rows, frame.rows, strict=True)]
+        hidden = self._execute(frame, np.array([token for tokens in wanted for token in tokens], np.int64))
+        results, at = [], 0
+        for row, made, tokens in zip(plan.rows, frame.rows, wanted, strict=True):
+            results.append(self._row_result(row, made, hidden[at : at + len(tokens)]))
+            at += len(tokens)
         return StepResult(plan.step_id, tuple(results), started, self._clock())
 
     def _prepare(self, plan: StepPlan) -> Frame:
@@ -140,17 +140,42 @@ class ReferenceExecutor:
             _from_wire(own_keys, blocks, keys[:, layer])
             _from_wire(own_values, blocks, values[:, layer])
 
+    def _row_result(self, row: PlanRow, made: RowFrame, hidden: Array) -> RowResult:
+        """`hidden`: of the row's wanted tokens, [.., dim]: those to score, the one to sample, those to pool."""
+        if row.slot in self._failed_slots:
+            return RowResult(status=RowStatus.ERROR)
+        num_scores = len(row.score_targets)
+        targets = zip(row.score_targets, self._logit_rows(hidden[:num_scores]), strict=True)
+        scores = [score(logits, target, made.slot.state.num_score_logprobs) for target, logits in targets]
+        result = RowResult()
+        if row.sample:
+            (logits,) = self._logit_rows(hidden[num_scores : num_scores + 1])
+            result = sample(logits, made.slot.state, made.end, made.slot.history, row.mask)
+            made.slot.take(result.token_ids)
+        found = [entry for entry in scores if entry is not None]
+        if result.status is not RowStatus.OK or len(found) < num_scores:
+            return result if result.status is not RowStatus.OK else RowResult(status=RowStatus.NAN)
+        pooled = made.slot.pool(hidden[num_scores + row.sample :]) if row.num_pooled else b""
+        return RowResult(result.token_ids, result.logprobs, RowStatus.OK, tuple(found), pooled)
+
+    def _logit_rows(self, hidden: Array) -> Iterator[Array]:
+        """float32 [vocab] of each row of [.., dim], never more than LOGIT_ROWS at a time."""
+        op = self._program.head
+        for first in range(0, len(hidden), LOGIT_ROWS):
+            with np.errstate(all="ignore"):
+                yield from self._matmul(hidden[first : first + LOGIT_ROWS], op.weight).astype(np.float32)
+
     def _execute(self, frame: Frame, wanted: Array) -> Array:
-        """Logits, float32 [len(wanted), vocab], of these of the step's tokens. The plan's copies come first."""
+        """The inputs of the logits, float64 [len(wanted), dim], of these of the step's tokens."""
         env: dict[int, Array] = {}
         # Broken numbers are reported by the status of the row that has them.
         with np.errstate(all="ignore"):
-            for op, dead in zip(self._program.ops, self._dead, strict=True):
+            for op, dead in zip(self._program.ops[:-1], self._dead, strict=False):
                 result = RULES[type(op)](self, op, env, frame, wanted)
                 env[op.out.id] = result if self._mode == "exact" else result.astype(np.float32)
                 for value in dead:
                     del env[value]
-            return env[self._program.ops[-1].out.id].astype(np.float32)
+            return _wide(env, self._program.head.x)
 
     def _embed(self, op: v.Embed, env: dict[int, Array], frame: Frame, wanted: Array) -> Array:
         tensor = self._weights[op.weight]
@@ -282,12 +307,6 @@ def _from_wire(own: Array, blocks: Sequence[int], parts: Array) -> None:
 
 def _wide(env: dict[int, Array], value: v.Value) -> m.Array:
     return env[value.id].astype(np.float64)
-
-
-def _sample_row(row: RowFrame, logits: Array) -> RowResult:
-    result = sample(logits, row.slot.state, row.end)
-    row.slot.last_token = result.token_ids[0] if result.token_ids else None
-    return result
 
 
 def _last_uses(program: v.Program) -> list[list[int]]:

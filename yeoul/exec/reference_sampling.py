@@ -1,4 +1,4 @@
-"""The sampling oracle: what a token is, given logits, parameters, seed and position. Float64 numpy, no state.
+"""The sampling oracle: what a token is, given logits, parameters, seed, position and history. Float64 numpy, no state.
 
 Owns the definition that every sampler of Yeoul follows; must not know plans, slots or models.
 
@@ -13,8 +13,11 @@ token is the first id left, in ascending order, at which the running sum of weig
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
+from yeoul.exec.reference_rules import edit_logits
 from yeoul.step import RowResult, RowStatus, SlotState
 from yeoul.types import TokenLogprob
 
@@ -23,14 +26,34 @@ GREEDY_BELOW = 1e-5
 MASK32 = 0xFFFFFFFF
 
 
-def sample(logits: Array, state: SlotState, position: int) -> RowResult:
-    """The token at `position` of the sequence, from float32 logits [vocab]; status NAN if they are broken."""
+def sample(logits: Array, state: SlotState, position: int, history: Sequence[int] = (), mask: bytes = b"") -> RowResult:
+    """The token at `position` of the sequence, from float32 logits [vocab]; status NAN if they are broken.
+
+    `history`: the tokens before it, where `state.rules` need them. `mask`: as in PlanRow. Log-probabilities are of
+    `logits`, before any edit.
+    """
     if not _is_sound(logits):
         return RowResult(status=RowStatus.NAN)
-    token = choose(logits, state, position)
+    edited = logits if state.rules is None else edit_logits(logits, state.rules, history, position)
+    if mask:
+        edited = np.where(allowed_ids(mask, len(logits)), edited, -np.inf)
+    if not _is_sound(edited):
+        return RowResult(status=RowStatus.NOTHING_ALLOWED)
+    token = choose(edited, state, position)
     if state.num_logprobs < 0:
         return RowResult(token_ids=(token,))
     return RowResult(token_ids=(token,), logprobs=(token_logprob(logits, token, state.num_logprobs),))
+
+
+def score(logits: Array, target: int, k: int) -> TokenLogprob | None:
+    """Log-probabilities of `target` and of the k likeliest ids; None if the logits are broken."""
+    return token_logprob(logits, target, k) if _is_sound(logits) else None
+
+
+def allowed_ids(mask: bytes, vocab_size: int) -> Array:
+    """A mask's bits as bool [vocab]."""
+    bits = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")
+    return bits[:vocab_size].astype(bool)
 
 
 def choose(logits: Array, state: SlotState, position: int) -> int:

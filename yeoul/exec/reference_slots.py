@@ -7,7 +7,7 @@ it may not. Must not know models or arithmetic.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -27,6 +27,24 @@ class Slot:
     tables: list[list[int]]
     """Block ids, per KV group."""
     last_token: int | None = None
+    history: list[int] = field(default_factory=list)
+    """All tokens, where the state's rules need them; else those sampled in this stay."""
+
+    pooled: Array | None = None
+    """Sum of the hidden states that were pooled in this stay, float64 [dim]."""
+
+    def take(self, token_ids: Sequence[int]) -> None:
+        """Note what was sampled."""
+        self.last_token = token_ids[-1] if token_ids else None
+        self.history.extend(token_ids)
+
+    def pool(self, hidden: Array) -> bytes:
+        """Add rows [.., dim] to the sum, one after the other, and return it as RowResult holds it."""
+        total = np.zeros(hidden.shape[1]) if self.pooled is None else self.pooled
+        for row in hidden:
+            total = total + row
+        self.pooled = total
+        return total.astype("<f8").tobytes()
 
 
 @dataclass(frozen=True)
@@ -133,7 +151,8 @@ class Slots:
         if not 0 <= row.slot < self._limits.max_num_seqs:
             raise EngineError(f"{where}: slot {row.slot} does not exist")
         if row.state is not None:
-            self._slots[row.slot] = Slot(row.state, [[] for _ in self._groups])
+            history = [] if row.state.rules is None else list(row.state.rules.history)
+            self._slots[row.slot] = Slot(row.state, [[] for _ in self._groups], history=history)
         slot = self._slots.get(row.slot)
         if slot is None:
             raise EngineError(f"{where}: slot {row.slot} has no state")
@@ -190,6 +209,18 @@ class Slots:
             raise EngineError(f"{where}: {end} tokens do not fit the table of {len(table)} blocks")
         positions = np.arange(first, end)
         return table[positions // size], positions % size
+
+
+def wanted_tokens(row: PlanRow, begin: int) -> list[int]:
+    """Which of the step's tokens a row wants something of, in the order of score, sample, pool. `begin`: its first one.
+
+    Raises EngineError for tokens that the row does not have.
+    """
+    first, last = row.score_first, row.num_tokens
+    spans = ((first, first + len(row.score_targets)), (last - row.sample, last), (last - row.num_pooled, last))
+    if not all(0 <= low <= high <= row.num_tokens for low, high in spans):
+        raise EngineError(f"slot {row.slot}: outputs are wanted of tokens that the row does not have")
+    return [begin + token for low, high in spans for token in range(low, high)]
 
 
 def first_key(position: int, window: int) -> int:

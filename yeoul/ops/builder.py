@@ -21,14 +21,17 @@ class Builder:
         self._v_dtype = v_dtype
 
     def embed(self, weight: str, dim: int) -> v.Value:
+        """Rows of `weight` [vocab, dim] for the tokens: [T, dim]."""
         return self._emit(v.Embed(self._value(v.Rows.T, dim), weight))
 
     def rms_norm(self, x: v.Value, weight: str, eps: float, heads: int = 1) -> v.Value:
+        """Normalize each of `heads` equal parts of every row."""
         if x.dim % heads:
             raise ValueError(f"rms_norm {weight}: {x.dim} columns do not divide into {heads} heads")
         return self._emit(v.RMSNorm(self._value(x.rows, x.dim), x, weight, eps, heads))
 
     def linear(self, x: v.Value, site: str, segments: Sequence[v.Segment]) -> v.Value:
+        """The segments' products with x, side by side."""
         out = self._value(x.rows, sum(segment.size for segment in segments))
         return self._emit(v.Linear(out, x, site, tuple(segments)))
 
@@ -37,9 +40,12 @@ class Builder:
         if sum(sizes) != x.dim:
             raise ValueError(f"split of {x.dim} columns into {list(sizes)}")
         starts = [sum(sizes[:i]) for i in range(len(sizes))]
-        return [self._emit(v.Slice(self._value(x.rows, size), x, start)) for start, size in zip(starts, sizes)]
+        return [
+            self._emit(v.Slice(self._value(x.rows, size), x, start)) for start, size in zip(starts, sizes, strict=True)
+        ]
 
     def rope(self, x: v.Value, rope: RopeSpec) -> v.Value:
+        """Rotate every head at the tokens' positions."""
         if x.dim % rope.head_size:
             raise ValueError(f"rope: {x.dim} columns do not divide into heads of {rope.head_size}")
         return self._emit(v.Rope(self._value(x.rows, x.dim), x, rope))
@@ -59,17 +65,21 @@ class Builder:
         return self._emit(op)
 
     def gated(self, x: v.Value, activation: v.Activation) -> v.Value:
+        """act(left half) x right half: [rows, dim / 2]."""
         return self._emit(v.GatedActivation(self._value(x.rows, x.dim // 2), x, activation))
 
     def add(self, a: v.Value, b: v.Value) -> v.Value:
+        """a + b, of equal shapes."""
         if (a.rows, a.dim) != (b.rows, b.dim):
             raise ValueError(f"add: {a} and {b}")
         return self._emit(v.Add(self._value(a.rows, a.dim), a, b))
 
     def scale(self, x: v.Value, factor: float) -> v.Value:
+        """x times a constant."""
         return self._emit(v.Scale(self._value(x.rows, x.dim), x, factor))
 
     def gather_rows(self, x: v.Value) -> v.Value:
+        """The rows whose logits are wanted: [R, dim]."""
         return self._emit(v.GatherRows(self._value(v.Rows.R, x.dim), x))
 
     def logits(self, x: v.Value, weight: str, vocab_size: int) -> v.Program:

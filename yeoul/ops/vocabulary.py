@@ -38,7 +38,7 @@ class Activation(StrEnum):
 
 @dataclass(frozen=True)
 class Segment:
-    """A part of a linear op's output: `size` columns, computed from the weight [size, in] and an optional bias [size]."""
+    """A part of a linear op's output: `size` columns, from the weight [size, in] and an optional bias [size]."""
 
     weight: str
     size: int
@@ -129,12 +129,16 @@ class GatedActivation(Op):
 
 @dataclass(frozen=True)
 class Add(Op):
+    """a + b."""
+
     a: Value
     b: Value
 
 
 @dataclass(frozen=True)
 class Scale(Op):
+    """x times a constant."""
+
     x: Value
     factor: float
 
@@ -161,13 +165,21 @@ class Program:
     ops: tuple[Op, ...]
 
     @property
+    def head(self) -> Logits:
+        """The last op. Raises ValueError for a program that ends otherwise."""
+        last = self.ops[-1]
+        if not isinstance(last, Logits):
+            raise ValueError("the program does not end in logits")
+        return last
+
+    @property
     def kv_specs(self) -> tuple[KVSpec, ...]:
         """The KVSpec of every attention layer, in layer order."""
         return tuple(op.kv for op in self.ops if isinstance(op, Attention))
 
     @property
     def kv_groups(self) -> tuple[tuple[KVSpec, tuple[int, ...]], ...]:
-        """Distinct KVSpecs in order of first use, each with the layers that have it: the order of all per-group data."""
+        """Distinct KVSpecs in order of first use, each with its layers: the order of all per-group data."""
         groups: dict[KVSpec, list[int]] = {}
         for layer, spec in enumerate(self.kv_specs):
             groups.setdefault(spec, []).append(layer)

@@ -44,11 +44,15 @@ class Admission:
         return (sequence for sequence in ordered if not self._waits_for_fork(sequence))
 
     def _num_cached(self, sequence: Sequence) -> int:
+        if sequence.reads_prompt:
+            return 0
         return self._kv.match(sequence.tables, sequence.num_tokens).num_tokens
 
     def _waits_for_fork(self, sequence: Sequence) -> bool:
         """The first of n sequences computes the prompt; the others come when it has. A resumed one waits for nobody."""
         if not self._policies.fork or sequence.index == 0 or sequence.first_scheduled_at is not None:
+            return False
+        if sequence.reads_prompt:
             return False
         first = sequence.siblings[0]
         done = first.status is SequenceStatus.FINISHED or first.num_computed_tokens >= sequence.num_prompt_tokens
@@ -57,12 +61,14 @@ class Admission:
     def prefix(self, sequence: Sequence, started: Collection[Sequence]) -> tuple[Prefix, Sequence | None]:
         """What a stay begins with: what was swapped out, or the longer of a sibling's prompt and what is cached.
 
-        Also the sibling, if it is that.
+        Also the sibling, if it is that. Nothing, where something is wanted of the prompt's own positions.
 
         `started`: sequences whose own stay begins in this step; their blocks may not hold anything yet.
         """
         if sequence.swapped is not None:
             return Prefix(sequence.swapped.num_tokens, self._kv.nothing), None
+        if sequence.reads_prompt:
+            return Prefix(0, self._kv.nothing), None
         cached = self._kv.match(sequence.tables, sequence.num_tokens)
         length = sequence.num_prompt_tokens - 1
         if not self._policies.fork or len(sequence.siblings) == 1 or length <= cached.num_tokens:

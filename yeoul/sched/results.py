@@ -14,6 +14,9 @@ class Committed(msgspec.Struct, frozen=True, kw_only=True):
     sequence: Sequence
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    """All of them, when the prompt is complete."""
+    pooled: bytes = b""
     ended_by_token: bool = False
     """The last token is an end token: it counts, its text is not shown."""
     finish_reason: FinishReason | None = None

@@ -27,6 +27,7 @@ from yeoul.types import FinishReason
 ROW_ERRORS = {
     RowStatus.NAN: "the model's output for this sequence is not a number",
     RowStatus.ERROR: "computing this sequence failed",
+    RowStatus.NOTHING_ALLOWED: "the request's bans leave no token to generate",
 }
 
 
@@ -132,7 +133,7 @@ class Scheduler:
         if self._is_in_flight:
             raise EngineError("a step is in flight already")
         self.preempted, self.scheduled, self.first_scheduled = [], [], []
-        draft = PlanDraft(self.max_num_batched_tokens)
+        draft = PlanDraft(self.max_num_batched_tokens, self._end_tokens)
         self._fill(draft, now)
         if not draft.rows:
             return self._empty_plan()
@@ -297,15 +298,28 @@ class Scheduler:
         self._count_prompt(sequence)
         self._kv.publish(sequence.tables, sequence.num_computed_tokens)
         self._kv.release_window(sequence.tables, sequence.num_computed_tokens)
-        if not row.sample:
-            return None
-        return self._take_tokens(sequence, result)
+        sequence.prompt_scores.extend(result.scores)
+        if row.sample:
+            return self._take_tokens(sequence, result)
+        if sequence.only_prompt and sequence.num_computed_tokens == sequence.num_prompt_tokens:
+            return self._end_prompt(sequence, result)
+        return None
+
+    def _end_prompt(self, sequence: Sequence, result: RowResult) -> Committed:
+        self.finish(sequence, FinishReason.LENGTH)
+        return Committed(
+            sequence=sequence,
+            prompt_logprobs=tuple(sequence.prompt_scores),
+            pooled=result.pooled,
+            finish_reason=FinishReason.LENGTH,
+        )
 
     def _take_tokens(self, sequence: Sequence, result: RowResult) -> Committed:
+        is_first = sequence.num_output_tokens == 0
         sequence.token_ids.extend(result.token_ids)
         sequence.sampled_in_slot = True
         self.counters.generation_tokens += len(result.token_ids)
-        ended = not sequence.request.params.ignore_eos and result.token_ids[-1] in self._end_tokens
+        ended = sequence.ends_with(result.token_ids[-1], self._end_tokens)
         reason = FinishReason.STOP if ended else None
         if reason is None and sequence.num_output_tokens >= sequence.max_tokens:
             reason = FinishReason.LENGTH
@@ -315,6 +329,7 @@ class Scheduler:
             sequence=sequence,
             token_ids=result.token_ids,
             logprobs=result.logprobs,
+            prompt_logprobs=tuple(sequence.prompt_scores) if is_first else (),
             ended_by_token=ended,
             finish_reason=reason,
         )

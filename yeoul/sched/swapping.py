@@ -32,10 +32,11 @@ class Swapping:
     def out(self, sequence: Sequence) -> bool:
         """Plan to keep a running sequence's computed tokens. False if there is no room for them, or there are none.
 
+        Also False where something is wanted of the prompt: what was pooled of it ends with the stay.
         The caller frees the blocks right after; the plan copies them before anybody else writes.
         """
         num_tokens = sequence.num_computed_tokens
-        if self._space is None or num_tokens == 0:
+        if self._space is None or num_tokens == 0 or sequence.reads_prompt:
             return False
         blocks = self._kv.held(sequence.tables, num_tokens)
         handle = self._space.take(blocks)

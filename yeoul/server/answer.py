@@ -4,19 +4,20 @@ the shapes themselves are in wire/. Must not know HTTP or the engine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import msgspec
 import orjson
 
 from yeoul.server.generation import Choice
 from yeoul.server.wire.call import Call, Usage
 from yeoul.server.wire.chat import chat_body, chat_choice, chat_delta, chat_role_delta
 from yeoul.server.wire.completions import completion_body, completion_choice
-from yeoul.server.wire.logprobs import CompletionLogprobs, TokenTable, chat_logprobs
-from yeoul.types import FinishReason, TokenLogprob
+from yeoul.server.wire.logprobs import CompletionLogprobs, TokenTable, chat_logprobs, unscored
+from yeoul.types import FinishReason, TokenLogprob, TokenOutput
 
 LogprobsToJson = Callable[[Iterable[TokenLogprob]], dict[str, Any]]
 ChoiceToJson = Callable[[int, str, dict[str, Any] | None, FinishReason | None], dict[str, Any]]
@@ -36,6 +37,8 @@ class Shape:
     delta: ChoiceToJson
     opening: Callable[[int], dict[str, Any]] | None
     """The choice of the chunk that comes before a choice's first text."""
+    prompt_ids_in_choice: bool
+    """Where a prompt's token ids stand: in each choice, as there may be several prompts, or beside the choices."""
     logprobs: Callable[[TokenTable], LogprobsToJson]
     """Makes the log-probability writer of one choice."""
 
@@ -47,6 +50,7 @@ COMPLETION = Shape(
     choice=completion_choice,
     delta=completion_choice,
     opening=None,
+    prompt_ids_in_choice=True,
     logprobs=lambda tokens: CompletionLogprobs(tokens).to_json,
 )
 CHAT = Shape(
@@ -56,6 +60,7 @@ CHAT = Shape(
     choice=chat_choice,
     delta=chat_delta,
     opening=chat_role_delta,
+    prompt_ids_in_choice=False,
     logprobs=lambda tokens: partial(chat_logprobs, tokens=tokens),
 )
 
@@ -66,7 +71,9 @@ class _ChoiceState:
 
     logprobs: LogprobsToJson | None
     opened: bool = False
+    echoed: bool = False
     text: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
     entries: list[TokenLogprob] = field(default_factory=list)
     finish_reason: FinishReason | None = None
 
@@ -78,59 +85,100 @@ class Answer:
     """
 
     def __init__(
-        self, shape: Shape, call: Call, *, answer_id: str, created: int, num_choices: int, tokens: TokenTable
+        self,
+        shape: Shape,
+        call: Call,
+        *,
+        answer_id: str,
+        created: int,
+        prompts: Sequence[Sequence[int]],
+        tokens: TokenTable,
+        echoes: Sequence[str] = (),
     ) -> None:
+        """`echoes`: the prompts' texts, for a call with `echo`."""
         self._shape = shape
-        self._include_usage = call.include_usage
+        self._call = call
+        self._prompts = prompts
+        self._echoes = echoes
         self._head = {"id": f"{shape.id_prefix}-{answer_id}", "object": "", "created": created, "model": call.model}
         wanted = call.params.logprobs is not None
+        num_choices = len(prompts) * call.params.n
         self._choices = [_ChoiceState(logprobs=shape.logprobs(tokens) if wanted else None) for _ in range(num_choices)]
 
     def add(self, choice: Choice) -> None:
         """Append one output."""
-        state = self._choices[choice.index]
-        state.text.append(choice.output.text)
-        state.entries.extend(choice.output.logprobs)
-        state.finish_reason = choice.output.finish_reason
+        state, output = self._choices[choice.index], self._echoed(choice)
+        state.text.append(output.text)
+        state.token_ids.extend(output.token_ids)
+        state.entries.extend(output.logprobs)
+        state.finish_reason = output.finish_reason
+
+    def _echoed(self, choice: Choice) -> TokenOutput:
+        """The output, with the prompt before the choice's first one where the call wants that."""
+        state, output = self._choices[choice.index], choice.output
+        if not self._call.echo or state.echoed:
+            return output
+        state.echoed = True
+        logprobs = output.logprobs
+        if self._call.params.prompt_logprobs is not None:
+            logprobs = (unscored(self._prompt_of(choice.index)[0]), *output.prompt_logprobs, *logprobs)
+        text = self._echoes[choice.index // self._call.params.n] + output.text
+        return msgspec.structs.replace(output, text=text, logprobs=logprobs)
 
     def body(self, usage: Usage) -> dict[str, Any]:
         """The whole answer as JSON."""
-        choices = [
-            self._shape.choice(
-                index,
-                "".join(state.text),
-                state.logprobs(state.entries) if state.logprobs is not None else None,
-                state.finish_reason,
-            )
-            for index, state in enumerate(self._choices)
-        ]
-        return self._shape.body(self._head, choices, usage.to_json())
+        choices = [self._whole_choice(index, state) for index, state in enumerate(self._choices)]
+        body = self._shape.body(self._head, choices, usage.to_json())
+        if self._call.return_token_ids and not self._shape.prompt_ids_in_choice:
+            body["prompt_token_ids"] = self._prompts[0]
+        return body
 
-    def chunk(self, choice: Choice) -> bytes:
-        """The server-sent events of one output; empty while its text is held back."""
-        state, output = self._choices[choice.index], choice.output
-        events = b""
-        if not state.opened:
-            state.opened = True
-            if self._shape.opening is not None:
-                events = self._event(self._shape.opening(choice.index))
+    def _whole_choice(self, index: int, state: _ChoiceState) -> dict[str, Any]:
+        logprobs = state.logprobs(state.entries) if state.logprobs is not None else None
+        choice = self._shape.choice(index, "".join(state.text), logprobs, state.finish_reason)
+        if self._call.return_token_ids:
+            choice["token_ids"] = state.token_ids
+            if self._shape.prompt_ids_in_choice:
+                choice["prompt_token_ids"] = self._prompt_of(index)
+        return choice
+
+    def _prompt_of(self, index: int) -> Sequence[int]:
+        return self._prompts[index // self._call.params.n]
+
+    def chunk(self, choice: Choice, usage: Usage) -> bytes:
+        """The server-sent events of one output; empty while its text is held back. `usage`: so far."""
+        state, output = self._choices[choice.index], self._echoed(choice)
+        deltas = []
+        if not state.opened and self._shape.opening is not None:
+            deltas.append(self._shape.opening(choice.index))
         wants_logprobs = state.logprobs is not None and bool(output.logprobs)
-        if output.text or wants_logprobs or output.finish_reason is not None:
+        wants_ids = self._call.return_token_ids and bool(output.token_ids)
+        if output.text or wants_logprobs or wants_ids or output.finish_reason is not None:
             logprobs = state.logprobs(output.logprobs) if state.logprobs is not None and wants_logprobs else None
-            events += self._event(self._shape.delta(choice.index, output.text, logprobs, output.finish_reason))
+            deltas.append(self._shape.delta(choice.index, output.text, logprobs, output.finish_reason))
+            if self._call.return_token_ids:
+                deltas[-1]["token_ids"] = output.token_ids
+        events = b""
+        for delta in deltas:
+            events += self._event(delta, usage, None if state.opened else choice.index)
+            state.opened = True
         return events
 
     def tail(self, usage: Usage) -> bytes:
         """What ends a stream: the usage chunk, if it was asked for, and [DONE]."""
-        if not self._include_usage:
+        if not self._call.include_usage:
             return DONE
         chunk = {**self._head, "object": self._shape.chunk_object, "choices": [], "usage": usage.to_json()}
         return event(chunk) + DONE
 
-    def _event(self, choice: dict[str, Any]) -> bytes:
+    def _event(self, choice: dict[str, Any], usage: Usage, first_of: int | None) -> bytes:
+        """`first_of`: the choice whose first chunk this is; it has the prompt's token ids, where they are wanted."""
         chunk = {**self._head, "object": self._shape.chunk_object, "choices": [choice]}
-        if self._include_usage:
-            chunk["usage"] = None
+        if first_of is not None and self._call.return_token_ids:
+            holder = choice if self._shape.prompt_ids_in_choice else chunk
+            holder["prompt_token_ids"] = self._prompt_of(first_of)
+        if self._call.include_usage:
+            chunk["usage"] = usage.to_json() if self._call.continuous_usage else None
         return event(chunk)
 
 

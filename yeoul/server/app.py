@@ -20,7 +20,7 @@ from yeoul.obs.metrics import Metrics
 from yeoul.server.edge import Edge, request_id_of
 from yeoul.server.errors import describe, dump, error_object, retry_after
 from yeoul.server.handlers import Handlers
-from yeoul.server.openapi import CHAT_EXTRA, COMPLETION_EXTRA, DESCRIPTION, ERROR_RESPONSES
+from yeoul.server.openapi import CHAT_EXTRA, COMPLETION_EXTRA, DESCRIPTION, EMBEDDING_EXTRA, ERROR_RESPONSES
 from yeoul.server.options import ServerOptions
 from yeoul.server.text_service import TextService
 from yeoul.server.wire.parse import show
@@ -63,6 +63,7 @@ def _add_routes(app: FastAPI, handlers: Handlers) -> None:
     _get(app, "/v1/models/{model:path}", handlers.model)
     _post(app, "/v1/completions", handlers.completions, COMPLETION_EXTRA)
     _post(app, "/v1/chat/completions", handlers.chat, CHAT_EXTRA)
+    _post(app, "/v1/embeddings", handlers.embeddings, EMBEDDING_EXTRA)
     _get(app, "/health", handlers.health)
     _get(app, "/ready", handlers.ready)
     _get(app, "/version", handlers.version)

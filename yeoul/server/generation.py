@@ -62,11 +62,6 @@ class Generation:
             self._abort()
             raise
 
-    @property
-    def num_choices(self) -> int:
-        """Prompts times n."""
-        return sum(request.params.n for request in self._requests)
-
     async def outputs(self) -> AsyncGenerator[Choice, None]:
         """Every output of every request as it comes.
 
@@ -74,11 +69,13 @@ class Generation:
         """
         source = self._single() if len(self._streams) == 1 else self._merged()
         cached: dict[int, int] = {}
+        generated: dict[int, int] = {}
         async for request_index, choice in source:
             output = choice.output
+            self.usage.completion_tokens += output.num_output_tokens - generated.get(choice.index, 0)
+            generated[choice.index] = output.num_output_tokens
             if output.finish_reason is not None:
                 _check_end(output)
-                self.usage.completion_tokens += output.num_output_tokens
                 cached[request_index] = max(cached.get(request_index, 0), output.num_cached_tokens)
                 self.usage.cached_tokens = sum(cached.values())
             yield choice

@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Sequence
 from contextlib import aclosing
 from importlib.metadata import version
 from typing import Any
 
+import numpy as np
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
@@ -28,7 +30,9 @@ from yeoul.server.text_service import TextService
 from yeoul.server.wire.call import Call, model_not_served
 from yeoul.server.wire.chat import parse_chat
 from yeoul.server.wire.completions import parse_completion
+from yeoul.server.wire.embeddings import embedding_body, parse_embedding, unit_vector
 from yeoul.server.wire.parse import parse_object
+from yeoul.types import Pooling
 from yeoul.types import Request as EngineRequest
 
 
@@ -68,16 +72,46 @@ class Handlers:
             max_prompts=self._options.max_prompts,
             max_sequences=self._options.max_sequences,
         )
-        prompts = [p if isinstance(p, list) else await self._text.encode(p) for p in call.prompts]
-        return await self._answer(request, call, COMPLETION, prompts)
+        prompts = await self._encode(call, call.prompts)
+        echoes = [self._text.decode(ids) for ids in prompts] if call.echo else []
+        return await self._answer(request, call, COMPLETION, prompts, echoes)
 
     async def chat(self, request: Request) -> Response:
         """Continue a conversation with the assistant's turn."""
         self._refuse_new_work()
         members = parse_object(await read_body(request, self._options.max_body_bytes))
-        call = parse_chat(members, served=self._served, max_messages=self._options.max_messages)
-        prompt = await self._text.encode_chat(call.messages)
+        call = parse_chat(
+            members,
+            served=self._served,
+            vocab_size=self._client.info.vocab_size,
+            max_messages=self._options.max_messages,
+        )
+        prompt = _last(await self._text.encode_chat(call.messages), call.truncate_prompt_tokens)
         return await self._answer(request, call, CHAT, [prompt])
+
+    async def embeddings(self, request: Request) -> Response:
+        """One vector of length one for each input."""
+        self._refuse_new_work()
+        members = parse_object(await read_body(request, self._options.max_body_bytes))
+        call = parse_embedding(
+            members,
+            served=self._served,
+            vocab_size=self._client.info.vocab_size,
+            max_inputs=self._options.max_sequences,
+        )
+        inputs = await self._encode(call, call.inputs)
+        request_id = request_id_of(request.scope)
+        asked = [self._engine_request(request_id, call, ids, (), call.pooling) for ids in inputs]
+        generation = Generation(self._client, asked)
+        try:
+            vectors = await unless_disconnected(request.receive, _collect_vectors(generation, len(inputs)))
+        finally:
+            await generation.aclose()
+        return _json(embedding_body(call, vectors, generation.usage))
+
+    async def _encode(self, call: Call, prompts: Sequence[str | list[int]]) -> list[list[int]]:
+        encoded = [p if isinstance(p, list) else await self._text.encode(p) for p in prompts]
+        return [_last(ids, call.truncate_prompt_tokens) for ids in encoded]
 
     async def health(self, request: Request) -> Response:
         """200 while the engine's loop moves, 503 when it is gone or stuck."""
@@ -102,16 +136,23 @@ class Handlers:
         """The API for readers, from /openapi.json; needs nothing from other hosts."""
         return HTMLResponse(DOCS_PAGE)
 
-    async def _answer(self, request: Request, call: Call, shape: Shape, prompts: list[list[int]]) -> Response:
+    async def _answer(
+        self, request: Request, call: Call, shape: Shape, prompts: list[list[int]], echoes: Sequence[str] = ()
+    ) -> Response:
         request_id = request_id_of(request.scope)
-        generation = Generation(self._client, [self._engine_request(request_id, call, ids) for ids in prompts])
+        await self._text.check_structured(call.params.structured)
+        bad_words = await self._text.bad_word_ids(call.params.bad_words)
+        generation = Generation(
+            self._client, [self._engine_request(request_id, call, ids, bad_words) for ids in prompts]
+        )
         answer = Answer(
             shape,
             call,
             answer_id=f"{request_id}-{next(self._numbers)}",
             created=int(time.time()),
-            num_choices=generation.num_choices,
+            prompts=prompts,
             tokens=self._text,
+            echoes=echoes,
         )
         if call.stream:
             return EventStream(generation, answer, request_id)
@@ -120,10 +161,24 @@ class Handlers:
         finally:
             await generation.aclose()
 
-    def _engine_request(self, request_id: str, call: Call, prompt: list[int]) -> EngineRequest:
+    def _engine_request(
+        self,
+        request_id: str,
+        call: Call,
+        prompt: list[int],
+        bad_words: tuple[tuple[int, ...], ...],
+        pooling: Pooling | None = None,
+    ) -> EngineRequest:
         """The engine's ids are unique in this process even where clients repeat theirs."""
-        unique = f"{request_id}:{next(self._numbers)}"
-        return EngineRequest(request_id=unique, prompt_token_ids=prompt, params=call.params)
+        return EngineRequest(
+            request_id=f"{request_id}:{next(self._numbers)}",
+            prompt_token_ids=prompt,
+            params=call.params,
+            priority=call.priority,
+            cache_salt=call.cache_salt,
+            bad_word_ids=bad_words,
+            pooling=pooling,
+        )
 
     def _refuse_new_work(self) -> None:
         if self.draining:
@@ -152,6 +207,19 @@ async def _collect(generation: Generation, answer: Answer) -> Response:
         async for choice in outputs:
             answer.add(choice)
     return _json(answer.body(generation.usage))
+
+
+async def _collect_vectors(generation: Generation, count: int) -> list[np.ndarray]:
+    vectors: dict[int, np.ndarray] = {}
+    async with aclosing(generation.outputs()) as outputs:
+        async for choice in outputs:
+            vectors[choice.index] = unit_vector(choice.output.pooled)
+    return [vectors[index] for index in range(count)]
+
+
+def _last(ids: list[int], count: int | None) -> list[int]:
+    """At most the last `count` ids."""
+    return ids if count is None else ids[-count:]
 
 
 def _json(body: dict[str, Any]) -> Response:

@@ -8,7 +8,16 @@ from typing import Any
 
 from yeoul.server.wire.call import IGNORED
 from yeoul.server.wire.chat import ROLES
-from yeoul.types import MAX_LOGPROBS, MAX_SEQUENCES_PER_REQUEST, MAX_STOP_STRINGS
+from yeoul.server.wire.structured import FORMATS, OUTPUTS
+from yeoul.types import (
+    MAX_BAD_WORDS,
+    MAX_LOGIT_BIAS,
+    MAX_LOGPROBS,
+    MAX_SEQUENCES_PER_REQUEST,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+    Pooling,
+)
 
 DESCRIPTION = (
     "OpenAI-compatible inference. An explicit null means absent. Integers must be written as integers: 5.0 is refused. "
@@ -35,6 +44,11 @@ def _boolean(text: str) -> Schema:
     return {"type": "boolean", "default": False, "description": text}
 
 
+def _ids(most: int, text: str) -> Schema:
+    ids = {"type": "integer", "minimum": 0}
+    return {"type": "array", "items": ids, "maxItems": most, "description": text}
+
+
 _STOP: Schema = {
     "description": f"Texts that end the reply and are not part of it; at most {MAX_STOP_STRINGS}.",
     "anyOf": [
@@ -51,12 +65,60 @@ _SHARED: dict[str, Schema] = {
     "seed": _integer(-(2**63), 2**63 - 1, "The same seed and request give the same reply."),
     "n": _integer(1, MAX_SEQUENCES_PER_REQUEST, "Replies for each prompt."),
     "stop": _STOP,
+    "stop_token_ids": _ids(MAX_STOP_TOKEN_IDS, "More tokens that end the reply."),
+    "include_stop_str_in_output": _boolean("Show the stop string or token that ended the reply."),
+    "skip_special_tokens": {**_boolean("Leave special tokens out of the text."), "default": True},
+    "min_tokens": _integer(0, 2**31 - 1, "Nothing but the context's end ends the reply before it has so many tokens."),
     "ignore_eos": _boolean("Go on after end tokens."),
+    "frequency_penalty": _number(
+        -2, 2, 0, "Subtracted for each time that a token was generated; prompts do not count."
+    ),
+    "presence_penalty": _number(-2, 2, 0, "Subtracted once if a token was generated; prompts do not count."),
+    "repetition_penalty": _number(0.01, 100, 1, "Divides the logits of all tokens in prompt and reply, once each."),
+    "logit_bias": {
+        "type": "object",
+        "description": "Token id to what is added to its logit, after penalties; logprobs do not show it.",
+        "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+        "maxProperties": MAX_LOGIT_BIAS,
+    },
+    "allowed_token_ids": {**_ids(2**31 - 1, "No other tokens are generated."), "minItems": 1},
+    "bad_words": {
+        "type": "array",
+        "description": "Words that are not generated, as they are and after a space.",
+        "items": {"type": "string"},
+        "maxItems": MAX_BAD_WORDS,
+    },
+    "response_format": {
+        "type": "object",
+        "description": "The reply's form: text, any JSON object, or JSON of a schema.",
+        "properties": {
+            "type": {"type": "string", "enum": list(FORMATS)},
+            "json_schema": {"type": "object", "properties": {"name": {"type": "string"}, "schema": {"type": "object"}}},
+        },
+    },
+    "structured_outputs": {
+        "type": "object",
+        "description": "The reply's form, as exactly one of: " + ", ".join(OUTPUTS) + ".",
+        "properties": {
+            "json": {"type": ["object", "string"]},
+            "regex": {"type": "string"},
+            "choice": {"type": "array", "items": {"type": "string"}},
+            "grammar": {"type": "string"},
+            "json_object": {"const": True},
+        },
+    },
+    "truncate_prompt_tokens": _integer(1, 2**31 - 1, "Only so many of the prompt's last tokens are used."),
+    "priority": _integer(-(2**31), 2**31 - 1, "Lower is served earlier, where the server schedules by priority."),
+    "cache_salt": {**_string("Prompts share cached blocks only with the same salt."), "maxLength": 128},
+    "return_token_ids": _boolean("Give the token ids of prompt and reply."),
     "stream": _boolean("Send server-sent events."),
     "stream_options": {
         "type": "object",
         "description": "Only with stream.",
-        "properties": {"include_usage": _boolean("One more chunk with token counts before [DONE].")},
+        "properties": {
+            "include_usage": _boolean("One more chunk with token counts before [DONE]."),
+            "continuous_usage_stats": _boolean("And the counts so far in every chunk."),
+        },
     },
 }
 _IDS: Schema = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
@@ -70,7 +132,8 @@ COMPLETION_PROPERTIES: dict[str, Schema] = {
             {"type": "array", "items": _IDS, "minItems": 1},
         ],
     },
-    "max_tokens": _integer(1, 2**31 - 1, "Default 16."),
+    "max_tokens": _integer(0, 2**31 - 1, "Default 16; 0 only with echo."),
+    "echo": _boolean("The reply begins with the prompt; with logprobs the prompt's tokens have theirs, too."),
     "logprobs": _integer(0, MAX_LOGPROBS, "Log-probabilities of the chosen and of this many likeliest tokens."),
     **_SHARED,
 }
@@ -95,6 +158,13 @@ CHAT_PROPERTIES: dict[str, Schema] = {
     "logprobs": _boolean("Log-probabilities of the chosen tokens."),
     "top_logprobs": _integer(0, MAX_LOGPROBS, "And of this many likeliest tokens; needs logprobs."),
     **_SHARED,
+}
+EMBEDDING_PROPERTIES: dict[str, Schema] = {
+    "input": COMPLETION_PROPERTIES["prompt"],
+    "model": _SHARED["model"],
+    "encoding_format": {"type": "string", "enum": ["float", "base64"], "description": "base64: float32 values."},
+    "pooling": {"type": "string", "enum": list(Pooling), "description": "Of the last hidden states; default last."},
+    **{name: _SHARED[name] for name in ("truncate_prompt_tokens", "priority", "cache_salt")},
 }
 _ERROR: Schema = {
     "type": "object",
@@ -133,3 +203,4 @@ def _nullable(schema: Schema) -> Schema:
 
 COMPLETION_EXTRA = _extra(COMPLETION_PROPERTIES, "prompt")
 CHAT_EXTRA = _extra(CHAT_PROPERTIES, "messages")
+EMBEDDING_EXTRA = _extra(EMBEDDING_PROPERTIES, "input")

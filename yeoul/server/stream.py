@@ -50,7 +50,7 @@ class EventStream(Response):
         try:
             async with aclosing(self._generation.outputs()) as outputs:
                 async for choice in outputs:
-                    if chunk := self._answer.chunk(choice):
+                    if chunk := self._answer.chunk(choice, self._generation.usage):
                         await self._send(send, chunk)
             last = self._answer.tail(self._generation.usage)
         except Exception as error:

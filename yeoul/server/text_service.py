@@ -10,6 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
 from yeoul.errors import ContextLengthError, RequestError
+from yeoul.text.bad_words import bad_word_ids
+from yeoul.types import Structured
 
 CHARACTERS_PER_TOKEN = 64
 """A text with more characters than this for every token of the context cannot fit; real text has three to five."""
@@ -51,15 +53,31 @@ class ChatTemplate(Protocol):
         ...
 
 
+class Grammars(Protocol):
+    """What the server needs of yeoul.text.grammar."""
+
+    def start(self, structured: Structured) -> object:
+        """Compile; RequestError where that cannot be."""
+        ...
+
+
 class TextService:
     """Turns prompts and conversations into token ids in a small pool of threads.
 
     `template` is None where the model has none: then every chat is refused.
     """
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None, *, max_model_len: int) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None,
+        *,
+        max_model_len: int,
+        grammars: Grammars | None = None,
+    ) -> None:
         self._tokenizer = tokenizer
         self._template = template
+        self._grammars = grammars
         self._max_model_len = max_model_len
         self._max_characters = max_model_len * CHARACTERS_PER_TOKEN
         self._end_ids = frozenset(tokenizer.end_ids)
@@ -88,6 +106,23 @@ class TextService:
             )
         self._check_length(sum(len(message["content"]) for message in messages))
         return await self._run(lambda: self._encode_chat(template, messages))
+
+    async def check_structured(self, structured: Structured | None) -> None:
+        """Compile a grammar, so that the engine finds it ready. Raises RequestError where that cannot be done."""
+        if structured is None:
+            return
+        grammars = self._grammars
+        if grammars is None:
+            raise RequestError("there is no structured output here", param=structured.param)
+        await self._run(lambda: grammars.start(structured))
+
+    async def bad_word_ids(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+        """The token sequences of bad words."""
+        return await self._run(lambda: bad_word_ids(self._tokenizer, words)) if words else ()
+
+    def decode(self, token_ids: Iterable[int]) -> str:
+        """The text that tokens add up to; special ones add nothing."""
+        return b"".join(self.token_bytes(token_id) for token_id in token_ids).decode("utf-8", "replace")
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes a token adds to the output's text: none for a token that ends a reply."""

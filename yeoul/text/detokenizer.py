@@ -16,16 +16,27 @@ class OutputText:
     """Feed token ids to `push`, send what it returns, call `finish` at the end: the joined deltas are the whole text.
 
     The text does not depend on how the tokens were split over the calls. It ends before the first stop string to be
-    complete, reading character by character; of several complete at the same character the longest is taken, so that
-    the least text goes out. A call costs time proportional to its own tokens (and the stop strings), never to what
-    came before.
+    complete (with `include_stop`: after it), reading character by character; of several complete at the same character
+    the longest is taken, so that the least text goes out. Characters that the first `num_unmatched` tokens complete
+    are no part of any stop string. A call costs time proportional to its own tokens (and the stop strings), never to
+    what came before.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...] = (), skip_special: bool = True) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stop: tuple[str, ...] = (),
+        skip_special: bool = True,
+        *,
+        num_unmatched: int = 0,
+        include_stop: bool = False,
+    ) -> None:
         self._tokenizer = tokenizer
         self._stop = stop
         self._skip_special = skip_special
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._num_unmatched = num_unmatched
+        self._include_stop = include_stop
         self._held = ""
         self._stopped: str | None = None
 
@@ -46,8 +57,11 @@ class OutputText:
 
     def push(self, token_ids: Iterable[int]) -> str:
         """The text that may be sent now. Raises RequestError for an id outside the vocabulary."""
-        data = b"".join(self._tokenizer.token_bytes(i, skip_special=self._skip_special) for i in token_ids)
-        return self._release(self._decoder.decode(data))
+        token_ids = list(token_ids)
+        early, late = token_ids[: self._num_unmatched], token_ids[self._num_unmatched :]
+        self._num_unmatched -= len(early)
+        text = self._decoder.decode(self._bytes(early))
+        return text + self._release(self._decoder.decode(self._bytes(late)))
 
     def finish(self) -> str:
         """What was held back; bytes that never became a character are U+FFFD. Empty after a stop string.
@@ -58,6 +72,9 @@ class OutputText:
         delta, self._held = delta + self._held, ""
         return delta
 
+    def _bytes(self, token_ids: Iterable[int]) -> bytes:
+        return b"".join(self._tokenizer.token_bytes(i, skip_special=self._skip_special) for i in token_ids)
+
     def _release(self, text: str) -> str:
         """Take in new characters; return those that no stop string can claim any more."""
         if self.stopped:
@@ -67,7 +84,7 @@ class OutputText:
         if match is not None:
             start, self._stopped = match
             self._held = ""
-            return text[:start]
+            return text[: start + len(self._stopped)] if self._include_stop else text[:start]
         keep = self._possible_start(text)
         self._held = text[keep:]
         return text[:keep]

@@ -100,9 +100,12 @@ class GGUFFile:
     lives as long as anything that was taken from it. The file must not be shortened while it is in use.
     """
 
-    def __init__(self, path: Path, metadata: Mapping[str, object], tensors: Mapping[str, Tensor], size: int) -> None:
+    def __init__(
+        self, path: Path, metadata: Mapping[str, object], tensors: Mapping[str, Tensor], mapped: mmap.mmap
+    ) -> None:
+        self._mapped = mapped
         self.path = path
-        self.size = size
+        self.size = len(mapped)
         """Bytes."""
         self.metadata = metadata
         self.tensors = tensors
@@ -115,12 +118,12 @@ class GGUFFile:
         for a sound one that uses what Yeoul does not have (another version, byte order, tensor type; split files).
         """
         path = Path(path)
-        data = _map(path)
+        mapped = _map(path)
         try:
-            metadata, tensors = _parse(data)
+            metadata, tensors = _parse(np.frombuffer(mapped, np.uint8))
         except ModelError as error:
             raise type(error)(f"{path}: {error.message}", hint=error.hint) from None
-        return cls(path, MappingProxyType(metadata), MappingProxyType(tensors), len(data))
+        return cls(path, MappingProxyType(metadata), MappingProxyType(tensors), mapped)
 
     @property
     def architecture(self) -> str:
@@ -129,6 +132,10 @@ class GGUFFile:
         if not isinstance(value, str) or not value:
             raise ModelFileError(f"{self.path}: it does not name its architecture", hint="use a model's GGUF file")
         return value
+
+    def release(self) -> None:
+        """Give the pages that were read back to the system. Nothing is lost: they come from the file when touched."""
+        self._mapped.madvise(mmap.MADV_DONTNEED)
 
     def close(self) -> None:
         """Let go of the map. What was taken from `metadata` and `tensors` stays valid."""
@@ -142,8 +149,8 @@ class GGUFFile:
         self.close()
 
 
-def _map(path: Path) -> np.ndarray:
-    """The file's bytes, uint8, read-only."""
+def _map(path: Path) -> mmap.mmap:
+    """The file's bytes, read-only."""
     try:
         mode = os.stat(path).st_mode
         if not stat.S_ISREG(mode):
@@ -152,7 +159,7 @@ def _map(path: Path) -> np.ndarray:
         with path.open("rb") as file:
             if os.fstat(file.fileno()).st_size == 0:
                 raise ModelFileError(f"{path}: the file is empty", hint=AGAIN)
-            return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except FileNotFoundError:
         raise ModelFileError(f"{path}: no such file", hint="check the path, or get a model with `yeoul pull`") from None
     except (OSError, ValueError) as error:  # ValueError: a NUL byte in the path, or a file that shrank

@@ -1,54 +1,39 @@
-"""What both generating endpoints share: sampling fields, streaming options, the model's name, usage. Owns the fields
+"""What both generating endpoints share: queueing and streaming options, the model's name, usage. Owns the fields
 that completions and chat read in the same way; must not know their prompts or the shapes of their answers.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from yeoul.errors import ModelNotServedError
-from yeoul.server.wire.fields import Fields, kind
+from yeoul.server.wire.fields import Fields
 from yeoul.server.wire.parse import show
-from yeoul.types import MAX_SEQUENCES_PER_REQUEST, MAX_STOP_BYTES, MAX_STOP_STRINGS, SamplingParams
+from yeoul.types import SamplingParams
 
 MAX_INT = 2**31 - 1
+CACHE_SALT = re.compile(r"[A-Za-z0-9._-]{1,128}")
 IGNORED = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
 """Accepted at any value and without effect: they concern the hosted service, not the reply."""
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "repetition_penalty": (1,),
     "length_penalty": (1,),
-    "logit_bias": ({},),
-    "min_tokens": (0,),
-    "stop_token_ids": ([],),
-    "allowed_token_ids": ([],),
-    "bad_words": ([],),
     "logits_processors": ([],),
     "use_beam_search": (False,),
     "early_stopping": (False,),
-    "include_stop_str_in_output": (False,),
-    "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
     "add_special_tokens": (True,),
     "detokenize": (True,),
-    "echo": (False,),
-    "response_format": ({"type": "text"},),
-    "structured_outputs": (),
     "guided_json": (),
     "guided_regex": (),
     "guided_choice": (),
     "guided_grammar": (),
     "prompt_logprobs": (),
-    "truncate_prompt_tokens": (),
     "return_tokens_as_token_ids": (False,),
-    "return_token_ids": (False,),
-    "priority": (0,),
-    "cache_salt": (),
     "kv_transfer_params": (),
     "vllm_xargs": ({},),
 }
@@ -63,6 +48,15 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     params: SamplingParams
     stream: bool = False
     include_usage: bool = False
+    continuous_usage: bool = False
+    """Every chunk has the token counts so far."""
+    return_token_ids: bool = False
+    echo: bool = False
+    """The answer begins with the prompt."""
+    priority: int = 0
+    cache_salt: str | None = None
+    truncate_prompt_tokens: int | None = None
+    """Only so many of the prompt's last tokens are used."""
 
 
 class Usage(msgspec.Struct):
@@ -99,53 +93,43 @@ def model_not_served(name: str, served: tuple[str, ...]) -> ModelNotServedError:
     )
 
 
-def read_stream(fields: Fields) -> tuple[bool, bool]:
-    """(stream, include_usage). `stream_options` without `stream` is refused, as OpenAI's documentation says."""
+def read_delivery(fields: Fields) -> dict[str, Any]:
+    """Call's fields that say how the request is queued and how its answer is sent."""
     stream = fields.boolean("stream")
+    include_usage, continuous_usage = _read_stream_options(fields, stream)
+    return {
+        "stream": stream,
+        "include_usage": include_usage,
+        "continuous_usage": continuous_usage,
+        "return_token_ids": fields.boolean("return_token_ids"),
+        "priority": fields.integer("priority", -MAX_INT - 1, MAX_INT) or 0,
+        "cache_salt": read_salt(fields),
+        "truncate_prompt_tokens": fields.integer("truncate_prompt_tokens", 1, MAX_INT),
+    }
+
+
+def _read_stream_options(fields: Fields, stream: bool) -> tuple[bool, bool]:
+    """(include_usage, continuous_usage_stats). Refused without `stream`, as OpenAI's documentation says."""
     options = fields.object("stream_options")
     if options is None:
-        return stream, False
+        return False, False
     if not stream:
         fields.refuse("stream_options", "is only allowed when stream is true")
     include_usage = options.boolean("include_usage")
-    options.neutral({"include_obfuscation": (False,), "continuous_usage_stats": (False,)})
+    continuous = options.boolean("continuous_usage_stats")
+    if continuous and not include_usage:
+        options.refuse("continuous_usage_stats", "needs include_usage to be true")
+    options.neutral({"include_obfuscation": (False,)})
     options.refuse_rest()
-    return stream, include_usage
+    return include_usage, continuous
 
 
-def read_sampling(fields: Fields, *, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
-    """The sampling fields. Raises RequestError naming the field for anything out of range."""
-    given: dict[str, Any] = {
-        "temperature": fields.number("temperature", 0.0, 1e6),
-        "top_p": fields.number("top_p", 0.0, 1.0),
-        "top_k": fields.integer("top_k", -1, MAX_INT),
-        "min_p": fields.number("min_p", 0.0, 1.0),
-        "seed": fields.integer("seed", -(2**63), 2**63 - 1),
-        "n": fields.integer("n", 1, MAX_SEQUENCES_PER_REQUEST),
-        "stop": read_stop(fields),
-    }
-    given = {name: value for name, value in given.items() if value is not None}
-    ignore_eos = fields.boolean("ignore_eos")
-    return SamplingParams(max_tokens=max_tokens, logprobs=logprobs, ignore_eos=ignore_eos, **given)
-
-
-def read_stop(fields: Fields) -> tuple[str, ...] | None:
-    """`stop`: a string or a list of up to 16 (OpenAI allows 4), each of 1 to 256 bytes."""
-    value = fields.take("stop")
-    if value is None:
-        return None
-    if isinstance(value, str):
-        value = [value]
-    if not isinstance(value, list):
-        fields.refuse("stop", f"must be a string or a list of strings, got {kind(value)}")
-    if len(value) > MAX_STOP_STRINGS:
-        fields.refuse("stop", f"has {len(value)} strings; at most {MAX_STOP_STRINGS} are allowed")
-    for index, text in enumerate(value):
-        if not isinstance(text, str):
-            fields.refuse("stop", f"must hold strings, got {kind(text)} at {index}")
-        if not 1 <= len(text.encode()) <= MAX_STOP_BYTES:
-            fields.refuse("stop", f"holds a string of {len(text.encode())} bytes; 1 to {MAX_STOP_BYTES} are allowed")
-    return tuple(value)
+def read_salt(fields: Fields) -> str | None:
+    """`cache_salt`: 1 to 128 characters."""
+    salt = fields.string("cache_salt")
+    if salt is not None and not CACHE_SALT.fullmatch(salt):
+        fields.refuse("cache_salt", "must be 1 to 128 letters, digits, dots, underscores or dashes")
+    return salt
 
 
 def finish_fields(fields: Fields, neutral: Mapping[str, tuple[Any, ...]]) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from yeoul.server.wire.call import MAX_INT, Call, finish_fields, read_model, read_sampling, read_stream
+from yeoul.server.wire.call import MAX_INT, Call, finish_fields, read_delivery, read_model
 from yeoul.server.wire.fields import Fields, kind
 from yeoul.server.wire.parse import show
+from yeoul.server.wire.sampling import read_sampling
 from yeoul.types import MAX_LOGPROBS, FinishReason
 
 ROLES = ("system", "developer", "user", "assistant")
 NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "echo": (False,),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "parallel_tool_calls": (True, False),
@@ -47,15 +49,16 @@ class ChatCall(Call, frozen=True, kw_only=True):
     messages: list[dict[str, Any]]
 
 
-def parse_chat(members: dict[str, Any], *, served: tuple[str, ...], max_messages: int) -> ChatCall:
+def parse_chat(members: dict[str, Any], *, served: tuple[str, ...], vocab_size: int, max_messages: int) -> ChatCall:
     """Check a chat body. Raises RequestError or ModelNotServedError, naming the field."""
     fields = Fields(members)
     model = read_model(fields, served)
     messages = _read_messages(fields, max_messages)
-    params = read_sampling(fields, max_tokens=_read_max_tokens(fields), logprobs=_read_logprobs(fields))
-    stream, include_usage = read_stream(fields)
+    max_tokens, logprobs = _read_max_tokens(fields), _read_logprobs(fields)
+    params = read_sampling(fields, vocab_size=vocab_size, max_tokens=max_tokens, logprobs=logprobs)
+    delivery = read_delivery(fields)
     finish_fields(fields, NEUTRAL)
-    return ChatCall(model=model, params=params, stream=stream, include_usage=include_usage, messages=messages)
+    return ChatCall(model=model, params=params, messages=messages, **delivery)
 
 
 def chat_body(head: dict[str, Any], choices: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:

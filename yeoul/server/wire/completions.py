@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from yeoul.errors import RequestError
-from yeoul.server.wire.call import MAX_INT, Call, finish_fields, read_model, read_sampling, read_stream
+from yeoul.server.wire.call import MAX_INT, Call, finish_fields, read_delivery, read_model
 from yeoul.server.wire.fields import Fields, kind
 from yeoul.server.wire.parse import show
+from yeoul.server.wire.sampling import read_sampling
 from yeoul.types import MAX_LOGPROBS, FinishReason
 
 DEFAULT_MAX_TOKENS = 16
@@ -26,18 +27,23 @@ def parse_completion(
     """Check a completions body. Raises RequestError or ModelNotServedError, naming the field."""
     fields = Fields(members)
     model = read_model(fields, served)
-    prompts = _read_prompts(fields, vocab_size, max_prompts)
-    max_tokens = fields.integer("max_tokens", 1, MAX_INT) or DEFAULT_MAX_TOKENS
+    prompts = read_prompts(fields, "prompt", vocab_size, max_prompts)
+    echo = fields.boolean("echo")
+    max_tokens = fields.integer("max_tokens", 0 if echo else 1, MAX_INT)
     logprobs = fields.integer("logprobs", 0, MAX_LOGPROBS)
-    params = read_sampling(fields, max_tokens=max_tokens, logprobs=logprobs)
+    params = read_sampling(
+        fields,
+        vocab_size=vocab_size,
+        max_tokens=DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens,
+        logprobs=logprobs,
+        prompt_logprobs=logprobs if echo else None,
+    )
     _check_best_of(fields, params.n)
-    stream, include_usage = read_stream(fields)
+    delivery = read_delivery(fields)
     finish_fields(fields, NEUTRAL)
     if (total := len(prompts) * params.n) > max_sequences:
         fields.refuse("n", f"times {len(prompts)} prompts is {total}; at most {max_sequences} are allowed")
-    return CompletionCall(
-        model=model, params=params, stream=stream, include_usage=include_usage, prompts=tuple(prompts)
-    )
+    return CompletionCall(model=model, params=params, prompts=tuple(prompts), echo=echo, **delivery)
 
 
 def completion_body(head: dict[str, Any], choices: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
@@ -52,43 +58,43 @@ def completion_choice(
     return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
 
 
-def _read_prompts(fields: Fields, vocab_size: int, max_prompts: int) -> list[str | list[int]]:
-    """`prompt`: a string, a list of strings, token ids, or a list of lists of token ids."""
-    value = fields.take("prompt")
+def read_prompts(fields: Fields, name: str, vocab_size: int, most: int) -> list[str | list[int]]:
+    """The field `name`: a string, a list of strings, token ids, or a list of lists of token ids; `most` of them."""
+    value = fields.take(name)
     if value is None:
-        fields.refuse("prompt", "is required")
+        fields.refuse(name, "is required")
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list):
-        fields.refuse("prompt", f"must be a string, a list of strings or token ids, got {kind(value)}")
+        fields.refuse(name, f"must be a string, a list of strings or token ids, got {kind(value)}")
     if not value:
-        fields.refuse("prompt", "must not be an empty list")
+        fields.refuse(name, "must not be an empty list")
     if _is_id(value[0]):
-        return [_token_ids("prompt", value, vocab_size)]
-    if len(value) > max_prompts:
-        fields.refuse("prompt", f"holds {len(value)} prompts; at most {max_prompts} are allowed")
+        return [_token_ids(name, name, value, vocab_size)]
+    if len(value) > most:
+        fields.refuse(name, f"holds {len(value)} entries; at most {most} are allowed")
     if isinstance(value[0], str):
-        return [_text(index, one) for index, one in enumerate(value)]
-    return [_token_ids(f"prompt[{index}]", one, vocab_size) for index, one in enumerate(value)]
+        return [_text(name, index, one) for index, one in enumerate(value)]
+    return [_token_ids(name, f"{name}[{index}]", one, vocab_size) for index, one in enumerate(value)]
 
 
-def _text(index: int, value: object) -> str:
+def _text(param: str, index: int, value: object) -> str:
     if not isinstance(value, str):
-        raise RequestError(f"prompt[{index}] must be a string like the first, got {kind(value)}", param="prompt")
+        raise RequestError(f"{param}[{index}] must be a string like the first, got {kind(value)}", param=param)
     return value
 
 
-def _token_ids(name: str, value: object, vocab_size: int) -> list[int]:
+def _token_ids(param: str, name: str, value: object, vocab_size: int) -> list[int]:
     if not isinstance(value, list):
-        raise RequestError(f"{name} must be a list of token ids, got {kind(value)}", param="prompt")
+        raise RequestError(f"{name} must be a list of token ids, got {kind(value)}", param=param)
     if not value:
-        raise RequestError(f"{name} must not be empty", param="prompt")
+        raise RequestError(f"{name} must not be empty", param=param)
     for position, token_id in enumerate(value):
         if not _is_id(token_id):
-            raise RequestError(f"{name}[{position}] must be a token id, got {kind(token_id)}", param="prompt")
+            raise RequestError(f"{name}[{position}] must be a token id, got {kind(token_id)}", param=param)
         if not 0 <= token_id < vocab_size:
             raise RequestError(
-                f"{name}[{position}] is token id {show(token_id)}; the model has 0 to {vocab_size - 1}", param="prompt"
+                f"{name}[{position}] is token id {show(token_id)}; the model has 0 to {vocab_size - 1}", param=param
             )
     return value
 

@@ -66,6 +66,22 @@ class Fields:
             self.refuse(name, f"must be a string, got {kind(value)}")
         return value
 
+    def token_ids(self, name: str, vocab_size: int, most: int) -> tuple[int, ...] | None:
+        """A list of at most `most` ids below `vocab_size`."""
+        value = self.take(name)
+        if value is None:
+            return None
+        if not isinstance(value, list):
+            self.refuse(name, f"must be a list of token ids, got {kind(value)}")
+        if len(value) > most:
+            self.refuse(name, f"has {len(value)} entries; at most {most} are allowed")
+        for token_id in value:
+            if isinstance(token_id, bool) or not isinstance(token_id, int):
+                self.refuse(name, f"must hold token ids, got {kind(token_id)}")
+            if not 0 <= token_id < vocab_size:
+                self.refuse(name, f"has token id {show(token_id)}; the model has 0 to {vocab_size - 1}")
+        return tuple(value)
+
     def object(self, name: str) -> Fields | None:
         """A nested object."""
         value = self.take(name)

@@ -7,6 +7,7 @@ Tokens without text, such as the one that ends a reply, are shown by name, with 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any, Protocol
 
@@ -28,6 +29,11 @@ class TokenTable(Protocol):
         ...
 
 
+def unscored(token_id: int) -> TokenLogprob:
+    """The entry of a token that nothing stands before."""
+    return TokenLogprob(token_id, math.nan)
+
+
 def chat_logprobs(entries: Iterable[TokenLogprob], tokens: TokenTable) -> dict[str, Any]:
     """{"content": [{"token", "logprob", "bytes", "top_logprobs"}]}, one entry per token."""
     return {"content": [_chat_entry(entry, tokens) for entry in entries], "refusal": None}
@@ -47,7 +53,8 @@ def _chat_token(token_id: int, logprob: float, tokens: TokenTable) -> dict[str, 
 class CompletionLogprobs:
     """Builds the completions shape, whole or chunk by chunk: `text_offset` goes on where the last chunk ended.
 
-    An offset is the number of characters that begin before the token, counted from the start of the output.
+    An offset is the number of characters that begin before the token, counted from the start of the text. An entry
+    whose log-probability is NaN (see `unscored`) has none: null.
     """
 
     def __init__(self, tokens: TokenTable) -> None:
@@ -58,14 +65,15 @@ class CompletionLogprobs:
         """{"tokens", "token_logprobs", "top_logprobs", "text_offset"} of the next entries of this sequence."""
         labels: list[str] = []
         offsets: list[int] = []
-        values: list[float] = []
-        tops: list[dict[str, float]] = []
+        values: list[float | None] = []
+        tops: list[dict[str, float] | None] = []
         for entry in entries:
             raw = self._tokens.token_bytes(entry.token_id)
             labels.append(self._label(entry.token_id))
             offsets.append(self._offset)
-            values.append(max(entry.logprob, LOWEST))
-            tops.append(self._top(entry))
+            is_scored = not math.isnan(entry.logprob)
+            values.append(max(entry.logprob, LOWEST) if is_scored else None)
+            tops.append(self._top(entry) if is_scored else None)
             self._offset += sum(byte & 0xC0 != 0x80 for byte in raw)
         return {"tokens": labels, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}
 

@@ -6,6 +6,7 @@ import pytest
 from cli_kit import inline, refuses, running, yeoul
 from tiny import tiny_model
 
+from yeoul import LLM
 from yeoul.cli import chat
 from yeoul.cli.session import open_engine
 from yeoul.config import EngineConfig
@@ -24,13 +25,13 @@ def test_one_reply_for_each_line_and_the_conversation_is_kept(tiny_llama):
     assert reset.stdout == alone.stdout * 2
 
 
-def test_the_default_model_answers():
-    question = "What is the capital of France?
-"
-    done = yeoul("chat", "smollm2-135m", "--temperature", 0, "--max-tokens", 40, stdin=question)
-    assert done.returncode == 0 and done.stderr == ""
-    assert "Paris" in done.stdout and done.stdout.endswith("
-")
+def test_the_default_model_says_what_llm_chat_says():
+    done = yeoul("chat", "smollm2-135m", "--temperature", 0, "--max-tokens", 12, stdin="Who are you?\n")
+    with LLM("smollm2-135m") as llm:
+        messages = [{"role": "user", "content": "Who are you?"}]
+        (reply,) = llm.chat(messages, SamplingParams(temperature=0.0, max_tokens=12))[0].outputs
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == reply.text + "\n" and len(reply.text) > 10
 
 
 def test_a_system_prompt_changes_the_prompt(tiny_llama):
