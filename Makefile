@@ -32,6 +32,7 @@ help:
 	@echo "make test-models  the tests of further real models: 2 GB of downloads, many minutes"
 	@echo "make check        format, lint, types and the quick tests"
 	@echo "make build        build the C++ core again"
+	@echo "make clients      run other projects' clients (openai, LangChain, llm, ...) against the server"
 	@echo "make test-oracle  make the stored oracles again with torch and transformers (by hand; large download)"
 	@echo "make clean        remove everything that was built; models stay"
 
@@ -91,7 +92,7 @@ serve: model
 
 QUICK := tests/kv tests/obs tests/ops tests/sched tests/text
 
-.PHONY: test test-models check test-oracle
+.PHONY: test test-models clients check test-oracle
 test: $(VENV)/.test-tools model kernel-test kernel-test-neon
 	$(SAY) "running the Python tests"
 	@$(BIN)/python -m pytest -q -m "not models"
@@ -105,6 +106,10 @@ test-models: $(VENV)/.test-tools
 MIXES ?= 1000
 matrix: $(VENV)/.test-tools
 	$(BIN)/python tests/matrix/run_matrix.py --mixes $(MIXES) --page docs/reference/techniques.md
+
+# Other projects' clients against the server, in an environment of their own (by hand; large downloads).
+clients: model
+	@PYTHON=$(BIN)/python MODEL=$(MODEL) sh bench/clients/run.sh
 
 check: $(VENV)/.dev-tools
 	$(BIN)/ruff format --check

@@ -1,7 +1,7 @@
 """EngineConfig and resolve(): the only place where "auto" becomes a value and where the environment is read.
 
-Environment: YEOUL_HOME (where models are kept), YEOUL_ISA (force a kernel level). Must not know the
-executor, the scheduler or HTTP.
+Environment: YEOUL_HOME (where models are kept), YEOUL_ISA (force a kernel level), YEOUL_API_KEY (keys of the server).
+Must not know the executor, the scheduler or HTTP.
 """
 
 from __future__ import annotations
@@ -134,6 +134,11 @@ def isa_override() -> str | None:
     if value is not None:
         _one_of("YEOUL_ISA", value, ISAS)
     return None if value == "auto" else value
+
+
+def api_keys() -> tuple[str, ...]:
+    """YEOUL_API_KEY: keys that the server accepts, separated by commas."""
+    return tuple(filter(None, (key.strip() for key in os.environ.get("YEOUL_API_KEY", "").split(","))))
 
 
 def home() -> Path:

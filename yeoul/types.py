@@ -214,6 +214,29 @@ class TokenLogprob(msgspec.Struct, frozen=True):
     """(token id, logprob), descending, ties by ascending id; `SamplingParams.logprobs` entries."""
 
 
+class SequenceTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a sequence's time went, in seconds from its arrival in the engine to its last token. The parts sum to
+    `total`; engine/timeline.py says what belongs to which."""
+
+    queue: float
+    """Until its first step."""
+    prefill: float
+    """In steps that computed its prompt, up to the first token."""
+    decode: float
+    """In steps that computed its later tokens."""
+    stalled: float
+    """The shares of those steps that went into other requests' prompts."""
+    preempted: float
+    """Back in the queue, or computing again what was lost."""
+    tokens_per_second: float | None = None
+    """Of the tokens after the first; None for one token."""
+
+    @property
+    def total(self) -> float:
+        """End to end."""
+        return self.queue + self.prefill + self.decode + self.stalled + self.preempted
+
+
 class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):
     """What one sequence delivers at one time. The deltas of a sequence, joined, are its whole output.
 
@@ -239,6 +262,8 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):
     """Generated so far by this sequence, including the end token."""
     num_cached_tokens: int = 0
     """Prompt tokens that the request found in the prefix cache when it started."""
+    times: SequenceTimes | None = None
+    """With the last output of a sequence that was not cut off."""
 
 
 class KVKind(StrEnum):

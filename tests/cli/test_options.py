@@ -6,7 +6,7 @@ import typer
 
 from yeoul.cli import main
 from yeoul.cli.bench import parse_batches
-from yeoul.cli.options import ENGINE, LOG_LEVELS, SAMPLING, SERVER, build, parse_size
+from yeoul.cli.options import ENGINE, LOG_FORMATS, LOG_LEVELS, SAMPLING, SERVER, build, parse_size
 from yeoul.config import EngineConfig
 from yeoul.obs import logs
 from yeoul.server.options import ServerOptions
@@ -52,7 +52,7 @@ def test_a_group_can_have_fewer_flags_and_other_defaults():
 
 
 def test_log_levels_are_those_of_the_logs():
-    assert LOG_LEVELS == logs.LEVELS
+    assert LOG_LEVELS == logs.LEVELS and LOG_FORMATS == logs.FORMATS
 
 
 @pytest.mark.parametrize(

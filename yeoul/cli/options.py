@@ -29,6 +29,7 @@ from yeoul.config import (
 )
 from yeoul.errors import YeoulError
 from yeoul.server.options import ServerOptions
+from yeoul.server.replies.reader import REASONING_PARSERS, TOOL_CALL_PARSERS
 from yeoul.types import MAX_STOP_STRINGS, SamplingParams
 
 Command = Callable[..., None]
@@ -36,6 +37,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 LOG_LEVELS = ("debug", "info", "warning", "error")
+LOG_FORMATS = ("text", "json")
 
 ModelArgument = Annotated[str, typer.Argument(help="A name that `yeoul pull` lists, or the path of a .gguf file.")]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line of stdout.")]
@@ -158,7 +160,35 @@ SERVER = Group(
     (
         Flag("host", str, "Address to listen on."),
         Flag("port", int, "Port to listen on; 0: any free one."),
-        Flag("insecure", bool, "Allow an address that other machines can reach. There are no keys yet."),
+        Flag("insecure", bool, "Allow an address that other machines can reach without a key."),
+        Flag(
+            "api_key",
+            list[str],
+            "Key that requests must bring; may be given more than once. YEOUL_API_KEY (comma separated) does the same "
+            "and is not seen in lists of processes.",
+            "no key is wanted",
+            "KEY",
+        ),
+        Flag(
+            "cors_origin", list[str], "Web pages of this origin may use the server; may be given again.", False, "URL"
+        ),
+        Flag("ssl_certfile", str, "Serve HTTPS with this certificate chain (PEM).", False, "FILE"),
+        Flag("ssl_keyfile", str, "Its private key.", False, "FILE"),
+        Flag("chat_template", str, "Chat template (jinja2) instead of the model's own.", False, "FILE"),
+        Flag(
+            "tool_call_parser",
+            str,
+            "How the model writes tool calls.",
+            "by its chat template",
+            f"[{'|'.join(TOOL_CALL_PARSERS)}]",
+        ),
+        Flag(
+            "reasoning_parser",
+            str,
+            "How the model writes its reasoning.",
+            "by its chat template",
+            f"[{'|'.join(REASONING_PARSERS)}]",
+        ),
         Flag("shutdown_timeout", float, "Seconds that running requests may take after the first SIGTERM or Ctrl-C."),
         Flag("access_log", bool, "Log every HTTP request."),
         Flag("metrics_prefix", str, "First part of the names in /metrics; `vllm` fits existing dashboards."),
@@ -246,5 +276,20 @@ LogLevel = Annotated[
     str,
     typer.Option(
         "--log-level", metavar=f"[{'|'.join(LOG_LEVELS)}]", callback=check_log_level, help="What is logged on stderr."
+    ),
+]
+
+
+def check_log_format(form: str) -> str:
+    """Callback of --log-format."""
+    if form not in LOG_FORMATS:
+        raise typer.BadParameter(f"{form!r} is not one of {', '.join(LOG_FORMATS)}")
+    return form
+
+
+LogFormat = Annotated[
+    str,
+    typer.Option(
+        "--log-format", metavar=f"[{'|'.join(LOG_FORMATS)}]", callback=check_log_format, help="How log lines look."
     ),
 ]

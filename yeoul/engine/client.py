@@ -63,6 +63,10 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     prefix_cache_hits: int = 0
     """Counter: those of them that were found."""
     num_steps: int = 0
+    step_sizes: tuple[int, ...] = ()
+    """Counters: steps by their number of tokens, in the buckets of engine/step_sizes.py."""
+    step_tokens: int = 0
+    """Counter: tokens that steps computed, recomputation included."""
     finished: dict[str, int] = {}
     """Counter per finish reason (values of FinishReason), one per sequence."""
     last_step_age: float = 0.0
@@ -83,6 +87,8 @@ class RequestTimes(msgspec.Struct, frozen=True, kw_only=True):
     e2e: float
     max_tokens: int | None
     n: int
+    max_output_tokens: int
+    """Of the longest of the n sequences."""
 
 
 class RequestObserver(Protocol):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Tokens
 from typing import Protocol
 
+from yeoul.engine.timeline import Timeline
 from yeoul.sched.results import Committed
 from yeoul.sched.sequence import Sequence
 from yeoul.types import FinishReason, Structured, TokenOutput
@@ -58,10 +59,11 @@ class Grammars(Protocol):
 class SequenceOutput:
     """One sequence's deliveries. After an output with a finish_reason nothing more may be asked of it."""
 
-    __slots__ = ("_text", "grammar", "sequence")
+    __slots__ = ("_text", "grammar", "sequence", "timeline")
 
     def __init__(self, sequence: Sequence, text: TextState, grammar: GrammarState | None = None) -> None:
         self.sequence = sequence
+        self.timeline = Timeline(sequence.arrived_at)
         self.grammar = grammar
         self._text = text
 
@@ -88,6 +90,7 @@ class SequenceOutput:
             num_prompt_tokens=self.sequence.num_prompt_tokens,
             num_output_tokens=self.sequence.num_output_tokens,
             num_cached_tokens=self.sequence.num_cached_tokens,
+            times=None if reason is None else self.timeline.times(self.sequence.num_output_tokens),
         )
 
     def _follow(self, gained: Committed) -> FinishReason | None:

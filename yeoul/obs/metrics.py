@@ -15,6 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 
 from yeoul.engine.client import EngineStats, RequestTimes
+from yeoul.engine.step_sizes import BOUNDS
 from yeoul.types import FinishReason
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -79,6 +80,7 @@ class Metrics:
         self._generation_tokens = Histogram(tokens)
         self._max_tokens = Histogram(tokens)
         self._n = Histogram(N_BUCKETS)
+        self._longest = Histogram(tokens)
         self._registry = CollectorRegistry()
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
@@ -107,6 +109,7 @@ class Metrics:
         self._generation_tokens.observe(times.num_output_tokens)
         self._max_tokens.observe(times.max_tokens)
         self._n.observe(times.n)
+        self._longest.observe(times.max_output_tokens)
 
     def render(self) -> bytes:
         """The text that /metrics answers."""
@@ -118,6 +121,7 @@ class Metrics:
             stats = self._stats()
             yield from self._gauges(stats)
             yield from self._counters(stats)
+            yield self._step_sizes(stats)
         for name, text, histogram in self._histograms():
             family = HistogramMetricFamily(self._name(name), text, labels=("model_name",))
             family.add_metric((self._model_name,), histogram.cumulative(), histogram.total)
@@ -157,6 +161,15 @@ class Metrics:
             family.add_metric((self._model_name, reason.value), float(stats.finished.get(reason.value, 0)))
         yield family
 
+    def _step_sizes(self, stats: EngineStats) -> Metric:
+        histogram = Histogram(map(float, BOUNDS))
+        histogram.counts = list(stats.step_sizes) or histogram.counts
+        histogram.total = float(stats.step_tokens)
+        text = "Tokens that a step computes, of prompts and of replies."
+        family = HistogramMetricFamily(self._name("iteration_tokens_total"), text, labels=("model_name",))
+        family.add_metric((self._model_name,), histogram.cumulative(), histogram.total)
+        return family
+
     def _histograms(self) -> Iterator[tuple[str, str, Histogram]]:
         yield "time_to_first_token_seconds", "From arrival to the first token.", self._ttft
         yield "inter_token_latency_seconds", "Gap between two deliveries of tokens to one client.", self._itl
@@ -170,6 +183,7 @@ class Metrics:
         yield "request_prompt_tokens", "Prompt tokens of a request.", self._prompt_tokens
         yield "request_generation_tokens", "Generated tokens of a request.", self._generation_tokens
         yield "request_params_max_tokens", "max_tokens of a request.", self._max_tokens
+        yield "request_max_num_generation_tokens", "Generated tokens of a request's longest sequence.", self._longest
         yield "request_params_n", "n of a request.", self._n
 
     def _name(self, name: str) -> str:
