@@ -58,7 +58,7 @@ constexpr int kQueryStride = kMaxHead + 16;
 // Vectors (blocks of keys, or dims of values) that are summed at one time, so that few queries too keep the
 // multiply-adds busy. Which sums run side by side changes no bits.
 template <int queries>
-constexpr int side_by_side() { return max_of(1, min_of(4, kQueryTile / queries)); }
+constexpr int side_by_side() { return max_of(1, min_of(4, kSums / queries)); }
 
 // scores[q][16 lanes] = q . k of the 16 keys of each block, the dims added in ascending order.
 template <KVType type, int queries, int blocks>
@@ -86,39 +86,42 @@ inline void tile_scores(const std::uint8_t* const* k, int begin, int end, const 
   for (; begin < end; ++begin) block_scores<type, queries, 1>(k + begin, q, size, scores + begin * kBlock);
 }
 
-// 16 values of a token; at the end of a head size that is no multiple of 16 never past the row.
-template <KVType type>
+// 16 values of a token; at the end of a head size that is no multiple of 16 (`whole` false) never past the row.
+template <KVType type, bool whole>
 inline F load_values(const std::uint8_t* at, int lanes) {
-  if (lanes == 16) return load_kv<type>(at);
+  if constexpr (whole) return load_kv<type>(at);
   alignas(64) std::uint8_t row[64] = {};
   __builtin_memcpy(row, at, static_cast<unsigned>(lanes * kv_bytes<type>()));
   return load_kv<type>(row);
 }
 
 // acc[q][dims] = acc x correction + sum over the tile's keys [low, high) of p x v, keys in ascending order, for the
-// 16 x `chunks` dims from `d` (the last 16 may be `lanes` only).
-template <KVType type, int queries, int chunks>
+// 16 x `chunks` dims from `d`; not `whole`: for `lanes` dims only.
+template <KVType type, int queries, int chunks, bool whole>
 inline void dim_values(const std::uint8_t* const* v, const float* p, int low, int high, std::int32_t size, std::int32_t d, int lanes,
                        const float* correction, float* acc) {
   F sum[chunks][queries];
   for (int n = 0; n < queries; ++n)
     for (int c = 0; c < chunks; ++c) {
       const float* at = acc + n * kQueryStride + d + 16 * c;
-      sum[c][n] = f_mul(chunks == 1 ? load_lanes(at, lanes) : f_load(at), f_set1(correction[n]));
+      sum[c][n] = f_mul(whole ? f_load(at) : f_load_n(at, lanes), f_set1(correction[n]));
     }
-  for (int j = low; j < high; ++j) {
-    const std::uint8_t* at = v[j / kBlock] + (static_cast<std::int64_t>(j % kBlock) * size + d) * kv_bytes<type>();
-    F value[chunks];
-    for (int c = 0; c < chunks; ++c) value[c] = chunks == 1 ? load_values<type>(at, lanes) : load_kv<type>(at + 16 * c * kv_bytes<type>());
-    for (int n = 0; n < queries; ++n) {
-      const F weight = f_set1(p[n * kTileKeys + j]);
-      for (int c = 0; c < chunks; ++c) sum[c][n] = f_fma(value[c], weight, sum[c][n]);
+  for (int b = low / kBlock; b * kBlock < high; ++b) {
+    const int begin = max_of(low, b * kBlock), end = min_of(high, (b + 1) * kBlock);
+    const std::uint8_t* at = v[b] + (static_cast<std::int64_t>(begin - b * kBlock) * size + d) * kv_bytes<type>();
+    for (int j = begin; j < end; ++j, at += size * kv_bytes<type>()) {
+      F value[chunks];
+      for (int c = 0; c < chunks; ++c) value[c] = load_values<type, whole>(at + 16 * c * kv_bytes<type>(), lanes);
+      for (int n = 0; n < queries; ++n) {
+        const F weight = f_set1(p[n * kTileKeys + j]);
+        for (int c = 0; c < chunks; ++c) sum[c][n] = f_fma(value[c], weight, sum[c][n]);
+      }
     }
   }
   for (int n = 0; n < queries; ++n)
     for (int c = 0; c < chunks; ++c) {
       float* at = acc + n * kQueryStride + d + 16 * c;
-      chunks == 1 ? store_lanes(at, sum[c][n], lanes) : f_store(at, sum[c][n]);
+      whole ? f_store(at, sum[c][n]) : f_store_n(at, sum[c][n], lanes);
     }
 }
 
@@ -126,9 +129,9 @@ template <KVType type, int queries>
 inline void tile_values(const std::uint8_t* const* v, const float* p, int low, int high, std::int32_t size, const float* correction, float* acc) {
   constexpr int width = side_by_side<queries>();
   std::int32_t d = 0;
-  if constexpr (width > 1)
-    for (; d + 16 * width <= size; d += 16 * width) dim_values<type, queries, width>(v, p, low, high, size, d, 16, correction, acc);
-  for (; d < size; d += 16) dim_values<type, queries, 1>(v, p, low, high, size, d, min_of(16, size - d), correction, acc);
+  for (; d + 16 * width <= size; d += 16 * width) dim_values<type, queries, width, true>(v, p, low, high, size, d, 16, correction, acc);
+  for (; d + 16 <= size; d += 16) dim_values<type, queries, 1, true>(v, p, low, high, size, d, 16, correction, acc);
+  if (d < size) dim_values<type, queries, 1, false>(v, p, low, high, size, d, size - d, correction, acc);
 }
 
 // The instantiations for `count` queries.

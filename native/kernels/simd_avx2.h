@@ -8,6 +8,7 @@ namespace {
 
 constexpr int kRowTile = 4;
 constexpr int kQueryTile = 6;
+constexpr int kSums = 6;
 constexpr bool kSignedW8 = true;
 
 struct F { __m256 a, b; };

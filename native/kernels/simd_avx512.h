@@ -9,6 +9,7 @@ namespace {
 
 constexpr int kRowTile = 8;       // rows that share one unpacked weight group
 constexpr int kQueryTile = 12;    // queries that share one pass over the keys
+constexpr int kSums = 24;         // vectors that are summed side by side in attention: what the registers hold
 constexpr bool kSignedW8 = false; // does dot4_w8 treat codes as code - 128?
 
 struct F { __m512 v; };

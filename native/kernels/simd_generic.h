@@ -7,6 +7,7 @@ namespace {
 
 constexpr int kRowTile = 4;
 constexpr int kQueryTile = 4;
+constexpr int kSums = 4;
 constexpr bool kSignedW8 = false;
 
 struct F { float v[16]; };

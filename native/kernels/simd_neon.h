@@ -8,6 +8,7 @@ namespace {
 
 constexpr int kRowTile = 4;
 constexpr int kQueryTile = 4;
+constexpr int kSums = 4;
 constexpr bool kSignedW8 = true;
 
 struct F { float32x4_t q[4]; };

@@ -308,6 +308,11 @@ void test_type(Random& random, WeightType type, bool quick, Pool& pool) {
     test_case(random, type, {}, rows, k, columns, pool);
   }
   test_case(random, type, {}, 2, quick ? 1024 : 8192, 16, pool);
+  // So many rows that a level may take another way, over inner sizes that it may cut into chunks.
+  for (const int rows : quick ? std::vector<int>{39} : std::vector<int>{23, 24, 25, 33, 48, 121, 255, 256, 257, 300}) {
+    const int columns = random.between(1, 16), k = is_super(type) ? 256 * random.between(3, 6) : 32 * random.between(30, 70);
+    test_case(random, type, {}, rows, k, columns, pool);
+  }
   // Gated: any two types whose inputs come in the same form, and a float beside a quantized one.
   std::vector<WeightType> others = is_float(type) ? kFloats : kSimple;
   if (!is_float(type)) others.insert(others.end(), kSuper.begin(), kSuper.end());

@@ -15,7 +15,18 @@ from yeoul.types import SamplingParams
 NOT_FLAGS = {
     EngineConfig: {"model", "served_model_name", "executor_factory", "clock"},
     ServerOptions: {"served_model_names"},
-    SamplingParams: {"n", "logprobs"},
+    SamplingParams: {
+        "n",
+        "logprobs",
+        "prompt_logprobs",
+        "logit_bias",
+        "allowed_token_ids",
+        "bad_words",
+        "structured",
+        "stop_token_ids",
+        "include_stop_str_in_output",
+        "skip_special_tokens",
+    },
 }
 
 
@@ -73,9 +84,9 @@ def test_structs_are_built_from_flags():
 WRONG = [
     (["generate", "m", "p", "--top-p", "2"], "--top-p must be between 0 and 1"),
     (["generate", "m", "p", "--temperature", "nan"], "--temperature"),
-    (["generate", "m", "p", "--max-tokens", "0"], "--max-tokens must be between"),
+    (["generate", "m", "p", "--max-tokens", "-1"], "--max-tokens must be between"),
     (["generate", "m", "p", "--max-tokens", "many"], "--max-tokens"),
-    (["generate", "m", "p", "--stop", ""], "stop strings must not be empty"),
+    (["generate", "m", "p", "--stop", ""], "--stop must not hold empty strings"),
     (["generate", "m", "p", "--executor", "abacus"], "--executor must be one of"),
     (["generate", "m", "p", "--kv-cache-memory", "lots"], "is not a size"),
     (["generate", "m", "p", "--kv-cache-memory", "1G", "--num-kv-blocks", "9"], "exclude each other"),
