@@ -28,6 +28,7 @@ help:
 	@echo "make setup        make $(VENV), build and install Yeoul in it (PYTHON=... chooses the interpreter)"
 	@echo "make model        get the model $(MODEL)"
 	@echo "make test         set up, get the model, run all tests: kernels in C++, then Python"
+	@echo "make matrix       1,000 mixes of techniques against solo replies; writes docs/reference/techniques.md"
 	@echo "make test-models  the tests of further real models: 2 GB of downloads, many minutes"
 	@echo "make check        format, lint, types and the quick tests"
 	@echo "make build        build the C++ core again"
@@ -100,6 +101,11 @@ test-models: $(VENV)/.test-tools
 	$(SAY) "getting all models of the catalogue (2 GB)"
 	@$(BIN)/python bench/fetch_models.py
 	@$(BIN)/python -m pytest -q -m models
+
+.PHONY: matrix
+MIXES ?= 1000
+matrix: $(VENV)/.test-tools
+	$(BIN)/python tests/matrix/run_matrix.py --mixes $(MIXES) --page docs/reference/techniques.md
 
 # Other projects' clients against the server, in an environment of their own (by hand; large downloads).
 clients: model

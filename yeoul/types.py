@@ -198,7 +198,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     params: SamplingParams
     priority: int = 0
     cache_salt: str | None = None
-    """Prompts share cached blocks only where their salts are equal."""
+    """Cached prefixes are shared only among requests with the same salt (or none)."""
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
     """The token sequences of `params.bad_words`."""
     pooling: Pooling | None = None
@@ -261,6 +261,7 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):
     num_output_tokens: int = 0
     """Generated so far by this sequence, including the end token."""
     num_cached_tokens: int = 0
+    """Prompt tokens that the request found in the prefix cache when it started."""
     times: SequenceTimes | None = None
     """With the last output of a sequence that was not cut off."""
 

@@ -16,7 +16,17 @@ import msgspec
 import typer
 
 from yeoul.cli.failures import UsageError
-from yeoul.config import EXECUTORS, ISAS, KV_DTYPES, EngineConfig
+from yeoul.config import (
+    BATCHINGS,
+    EXECUTORS,
+    ISAS,
+    KV_ALLOCATIONS,
+    KV_DTYPES,
+    PREEMPTION_MODES,
+    PREEMPTION_VICTIMS,
+    SCHEDULING_POLICIES,
+    EngineConfig,
+)
 from yeoul.errors import YeoulError
 from yeoul.server.options import ServerOptions
 from yeoul.server.replies.reader import REASONING_PARSERS, TOOL_CALL_PARSERS
@@ -59,8 +69,10 @@ class Flag:
 
     def parameter(self, group: Group) -> inspect.Parameter:
         """What typer makes an option of."""
+        name = self.field.replace("_", "-")
+        is_on = self.kind is bool and group.default(self.field)
         option = typer.Option(
-            "--" + self.field.replace("_", "-"),
+            f"--{name}/--no-{name}" if is_on else f"--{name}",
             help=self.help,
             show_default=self.shown,
             metavar=self.metavar,
@@ -118,6 +130,21 @@ ENGINE = Group(
             parse_size,
         ),
         Flag("num_kv_blocks", int, "Blocks of the KV pool, instead of its size; for experiments.", False),
+        *(
+            Flag(field, kind, text, metavar=f"[{'|'.join(values)}]" if values else None, panel="Techniques")
+            for field, kind, text, values in (
+                ("enable_prefix_caching", bool, "Share the KV of equal beginnings of prompts.", ()),
+                ("fork", bool, "Compute the prompt of n sequences once.", ()),
+                ("batching", str, "When a waiting request may join those that run.", BATCHINGS),
+                ("scheduling_policy", str, "Who is admitted first.", SCHEDULING_POLICIES),
+                ("ageing_seconds", float, "After this time a request comes before all younger ones.", ()),
+                ("kv_allocation", str, "How many KV blocks a request holds.", KV_ALLOCATIONS),
+                ("preemption_victim", str, "Who goes back to the queue when blocks run out.", PREEMPTION_VICTIMS),
+                ("preemption_mode", str, "What becomes of its KV.", PREEMPTION_MODES),
+            )
+        ),
+        Flag("swap_space", int, "Most swapped-out KV.", "the KV pool's size", "SIZE", parse_size, "Techniques"),
+        Flag("swap_dir", str, "Folder for swapped-out KV.", "memory", "FOLDER", panel="Techniques"),
         Flag("num_threads", int, "Threads that compute.", "as many as this process may use"),
         Flag("executor", str, "What computes; the reference ones are slow oracles.", True, f"[{'|'.join(EXECUTORS)}]"),
         Flag("isa", str, "Kernel level.", "YEOUL_ISA, else the best here", f"[{'|'.join(ISAS)}]"),

@@ -26,7 +26,8 @@ from yeoul.engine.timeline import follow_plan, follow_step
 from yeoul.errors import CapacityError, EngineDeadError, RequestError, YeoulError
 from yeoul.exec.protocol import Executor
 from yeoul.kv.manager import KVManager
-from yeoul.sched.scheduler import Committed, Scheduler
+from yeoul.sched.results import Committed
+from yeoul.sched.scheduler import Scheduler
 from yeoul.sched.sequence import Sequence, SequenceStatus
 from yeoul.step import StepPlan, StepResult
 from yeoul.types import FinishReason, Request, SamplingParams, Structured, TokenOutput
@@ -178,6 +179,8 @@ class Engine:
         self._num_taken_tokens += _num_tokens(request)
         seed = self._random.getrandbits(64) if params.seed is None else params.seed
         sequences = [Sequence(request, index, seed, self._new_id(), arrived_at) for index in range(params.n)]
+        for sequence in sequences:
+            sequence.siblings = sequences
         self._event("arrive", request, at=arrived_at, num_tokens=len(request.prompt_token_ids))
         try:
             if request.request_id in self._requests:
@@ -331,16 +334,28 @@ class Engine:
     def stats(self) -> EngineStats:
         """A snapshot; any thread."""
         counters = self._scheduler.counters
+        slots = self._scheduler.slots()
         step_sizes, step_tokens = self._step_sizes.snapshot()
         return EngineStats(
             num_running=len(self._scheduler.running),
             num_waiting=len(self._scheduler.waiting) + self._num_submitted - self._num_taken,
             num_waiting_tokens=self._num_waiting_tokens(),
             kv_used_blocks=sum(pool.num_used for pool in self._kv.pools),
+            kv_cached_blocks=sum(pool.num_cached for pool in self._kv.pools),
             kv_total_blocks=sum(pool.capacity for pool in self._kv.pools),
+            kv_computed_slots=slots.computed,
+            kv_partial_slots=slots.partial,
+            kv_reserved_slots=slots.reserved,
+            kv_over_reserved_slots=slots.over_reserved,
             prompt_tokens=counters.prompt_tokens,
             generation_tokens=counters.generation_tokens,
             preemptions=counters.preemptions,
+            lost_tokens=counters.lost_tokens,
+            swapped_tokens=counters.swapped_tokens,
+            swap_used_bytes=self._scheduler.swap_used,
+            forks=counters.forks,
+            prefix_cache_queries=counters.prefix_cache_queries,
+            prefix_cache_hits=counters.prefix_cache_hits,
             num_steps=self._num_steps,
             step_sizes=step_sizes,
             step_tokens=step_tokens,

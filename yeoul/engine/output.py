@@ -9,7 +9,7 @@ from collections.abc import Sequence as Tokens
 from typing import Protocol
 
 from yeoul.engine.timeline import Timeline
-from yeoul.sched.scheduler import Committed
+from yeoul.sched.results import Committed
 from yeoul.sched.sequence import Sequence
 from yeoul.types import FinishReason, Structured, TokenOutput
 
@@ -89,6 +89,7 @@ class SequenceOutput:
             error=gained.error,
             num_prompt_tokens=self.sequence.num_prompt_tokens,
             num_output_tokens=self.sequence.num_output_tokens,
+            num_cached_tokens=self.sequence.num_cached_tokens,
             times=None if reason is None else self.timeline.times(self.sequence.num_output_tokens),
         )
 
@@ -114,4 +115,5 @@ def ended(sequence: Sequence, reason: FinishReason, *, text: str = "", error: st
         error=error,
         num_prompt_tokens=sequence.num_prompt_tokens,
         num_output_tokens=sequence.num_output_tokens,
+        num_cached_tokens=sequence.num_cached_tokens,
     )

@@ -133,6 +133,10 @@ class Metrics:
             ("num_requests_running", "Sequences that steps compute.", float(stats.num_running)),
             ("num_requests_waiting", "Sequences that wait for their first step.", float(stats.num_waiting)),
             ("kv_cache_usage_perc", "Used share of the KV blocks, 0 to 1.", usage),
+            ("kv_computed_slots", "Token slots of used KV blocks that hold a token.", float(stats.kv_computed_slots)),
+            ("kv_partial_slots", "Token slots wasted in last blocks.", float(stats.kv_partial_slots)),
+            ("kv_reserved_slots", "Token slots reserved for later.", float(stats.kv_reserved_slots)),
+            ("kv_over_reserved_slots", "Token slots reserved for nothing.", float(stats.kv_over_reserved_slots)),
         ):
             family = GaugeMetricFamily(self._name(name), text, labels=("model_name",))
             family.add_metric((self._model_name,), value)
@@ -141,8 +145,12 @@ class Metrics:
     def _counters(self, stats: EngineStats) -> Iterator[Metric]:
         for name, text, value in (
             ("num_preemptions", "Preempted sequences.", stats.preemptions),
-            ("prompt_tokens", "Prompt tokens computed; recomputation is not counted again.", stats.prompt_tokens),
+            ("preemption_lost_tokens", "Computed tokens that preemptions gave up.", stats.lost_tokens),
+            ("preemption_swapped_tokens", "Computed tokens that preemptions swapped out.", stats.swapped_tokens),
+            ("prompt_tokens", "Prompt tokens, cached ones too; recomputation is not counted.", stats.prompt_tokens),
             ("generation_tokens", "Generated tokens.", stats.generation_tokens),
+            ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", stats.prefix_cache_queries),
+            ("prefix_cache_hits", "Prompt tokens found in the prefix cache.", stats.prefix_cache_hits),
         ):
             family = CounterMetricFamily(self._name(name), text, labels=("model_name",))
             family.add_metric((self._model_name,), float(value))

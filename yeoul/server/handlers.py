@@ -12,7 +12,6 @@ from importlib.metadata import version
 from typing import Any
 
 import msgspec
-import numpy as np
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
@@ -33,7 +32,7 @@ from yeoul.server.text_service import TextService
 from yeoul.server.wire.call import Call, model_not_served
 from yeoul.server.wire.chat import ChatCall, parse_chat
 from yeoul.server.wire.completions import parse_completion
-from yeoul.server.wire.embeddings import embedding_body, parse_embedding, unit_vector
+from yeoul.server.wire.embeddings import Vector, embedding_body, parse_embedding, unit_vector
 from yeoul.server.wire.parse import parse_object
 from yeoul.server.wire.responses import parse_response
 from yeoul.server.wire.tokens import parse_detokenize, parse_tokenize
@@ -315,8 +314,8 @@ async def _collect(generation: Generation, answer: Answer | ResponseAnswer) -> R
     return _json(answer.body(generation.usage))
 
 
-async def _collect_vectors(generation: Generation, count: int) -> list[np.ndarray]:
-    vectors: dict[int, np.ndarray] = {}
+async def _collect_vectors(generation: Generation, count: int) -> list[Vector]:
+    vectors: dict[int, Vector] = {}
     async with aclosing(generation.outputs()) as outputs:
         async for choice in outputs:
             vectors[choice.index] = unit_vector(choice.output.pooled)

@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
 from yeoul.errors import ContextLengthError, RequestError
-from yeoul.text.bad_words import bad_word_ids
 from yeoul.types import Structured
 
 CHARACTERS_PER_TOKEN = 64
@@ -156,6 +155,9 @@ class TextService:
 
     async def bad_word_ids(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
         """The token sequences of bad words."""
+        # Here, so that the server's own modules load nothing of the text room.
+        from yeoul.text.bad_words import bad_word_ids
+
         return await self._run(lambda: bad_word_ids(self._tokenizer, words)) if words else ()
 
     def decode(self, token_ids: Iterable[int]) -> str:
