@@ -16,7 +16,7 @@ import msgspec
 import typer
 
 from yeoul.cli.failures import UsageError
-from yeoul.config import EXECUTORS, ISAS, KV_DTYPES, EngineConfig
+from yeoul.config import EXECUTORS, ISAS, KV_CHOICES, EngineConfig
 from yeoul.errors import YeoulError
 from yeoul.server.options import ServerOptions
 from yeoul.types import MAX_STOP_STRINGS, SamplingParams
@@ -106,7 +106,8 @@ ENGINE = Group(
         Flag("max_num_seqs", int, "Sequences that run at the same time."),
         Flag("max_num_batched_tokens", int, "Token budget of one step.", "512"),
         Flag("max_waiting_tokens", int, "Prompt tokens that may wait before requests are refused.", "64 contexts"),
-        Flag("kv_cache_dtype", str, "How keys and values are stored.", "f16", f"[{'|'.join(KV_DTYPES)}]"),
+        Flag("kv_cache_dtype", str, "How keys and values are stored.", "f16", f"[{'|'.join(KV_CHOICES)}]"),
+        Flag("v_cache_dtype", str, "How values are stored, if not as keys.", "as keys", f"[{'|'.join(KV_CHOICES)}]"),
         Flag(
             "kv_cache_memory",
             int,
