@@ -181,6 +181,11 @@ class Program:
         return tuple(op.kv for op in self.ops if isinstance(op, Attention))
 
     @property
+    def kv_scales(self) -> tuple[tuple[float, float], ...]:
+        """Static scales of keys and values, by layer."""
+        return tuple((op.k_scale, op.v_scale) for op in self.ops if isinstance(op, Attention))
+
+    @property
     def kv_groups(self) -> tuple[tuple[KVSpec, tuple[int, ...]], ...]:
         """Distinct KVSpecs in order of first use, each with its layers: the order of all per-group data."""
         groups: dict[KVSpec, list[int]] = {}
