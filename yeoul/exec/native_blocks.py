@@ -5,16 +5,18 @@ A native block holds for each layer keys [head][dim][16 tokens], then values [he
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from yeoul.kv.sizing import DTYPE_BYTES
 from yeoul.types import KVSpec
 
 Array = np.ndarray
 TOKENS = 16
+ELEMENT_BYTES: Mapping[str, int] = MappingProxyType({"f16": 2, "f32": 4})
+"""native/kernels/abi.h KVType."""
 
 
 class NativeBlocks:
@@ -45,7 +47,7 @@ class NativeBlocks:
 def _bytes(spec: KVSpec) -> tuple[int, int]:
     """Of keys and of values of one block in one layer."""
     tokens = TOKENS * spec.num_kv_heads
-    return tokens * spec.key_size * DTYPE_BYTES[spec.k_dtype], tokens * spec.value_size * DTYPE_BYTES[spec.v_dtype]
+    return tokens * spec.key_size * ELEMENT_BYTES[spec.k_dtype], tokens * spec.value_size * ELEMENT_BYTES[spec.v_dtype]
 
 
 def _turn(parts: Array, heads: int, rows: int, columns: int) -> Array:
