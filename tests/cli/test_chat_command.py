@@ -94,3 +94,16 @@ def test_quit_leaves_at_once(conversation, monkeypatch, capsys):
     type_in(monkeypatch, "/quit", "hello")
     chat._talk(conversation)
     assert capsys.readouterr().out == ""
+
+
+def test_the_models_own_sampling_holds_where_no_flag_is_given(tmp_path):
+    model = tiny_model(tmp_path, "llama", metadata={"general.sampling.temp": 0.0})
+    few = ["--max-tokens", 8, "--ignore-eos"]
+    said = inline("chat", model, *few, stdin="hello\n")
+    assert said.returncode == 0 and said.stdout == inline("chat", model, *GREEDY, stdin="hello\n").stdout
+    warm = inline("chat", model, *few, "--temperature", 5, "--seed", 3, stdin="hello\n")
+    assert warm.returncode == 0 and warm.stdout != said.stdout
+
+
+def test_help_says_what_holds_without_the_models_word():
+    assert "the model file's, else 0.7" in " ".join(inline("chat", "--help", COLUMNS="200").stdout.split())

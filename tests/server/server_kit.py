@@ -126,7 +126,7 @@ def _logprob(token_id: int, k: int) -> TokenLogprob:
 class ScriptedClient:
     """An EngineClient that plays scripts. `hold` stops it before each request's step number `hold_at`."""
 
-    def __init__(self, script: Script = default_script, *, max_model_len: int = 4096) -> None:
+    def __init__(self, script: Script = default_script, *, max_model_len: int = 4096, **info: Any) -> None:
         self.script = script
         self.info = EngineInfo(
             model_name="toy",
@@ -137,6 +137,7 @@ class ScriptedClient:
             block_size=16,
             num_kv_tokens=4096,
             executor="scripted",
+            **info,
         )
         self.engine_stats = EngineStats()
         self.requests: list[Request] = []
@@ -250,7 +251,8 @@ class Kit:
     ) -> None:
         max_model_len = options.pop("max_model_len", 4096)
         formats = options.pop("formats", PLAIN)
-        self.client = ScriptedClient(script, max_model_len=max_model_len)
+        defaults = options.pop("sampling_defaults", {})
+        self.client = ScriptedClient(script, max_model_len=max_model_len, sampling_defaults=defaults)
         self.tokenizer = ByteTokenizer(bos=bos)
         self.chat_encoder = ToyChat(self.tokenizer)
         self.text = TextService(self.tokenizer, self.chat_encoder if template else None, max_model_len=max_model_len)

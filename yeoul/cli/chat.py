@@ -6,12 +6,14 @@ import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from msgspec.structs import replace
 
 from yeoul.cli.failures import say_error
 from yeoul.cli.options import ENGINE, SAMPLING, LogLevel, ModelArgument, build, takes
 from yeoul.cli.session import open_engine, reply_to
 from yeoul.cli.terminal import interrupt_noted, write
 from yeoul.config import EngineConfig
+from yeoul.engine.model_defaults import KEYS
 from yeoul.errors import RequestError
 from yeoul.types import FinishReason, Request, SamplingParams
 
@@ -19,7 +21,8 @@ if TYPE_CHECKING:
     from yeoul.engine.loop import Engine
     from yeoul.text.template import ChatTemplate
 
-DEFAULTS = SAMPLING.with_defaults(max_tokens=None, temperature=0.7)
+TEMPERATURE = 0.7
+DEFAULTS = SAMPLING.with_defaults(max_tokens=None).left_to_model(*KEYS.values(), temperature=TEMPERATURE)
 HELP = "Ctrl-C stops a reply, /reset forgets the conversation, /quit or Ctrl-D leaves"
 
 
@@ -38,10 +41,13 @@ def chat(
     """
     from yeoul.obs.logs import setup_logging
 
-    params = build(SamplingParams, **sampling)
+    given = {name: value for name, value in sampling.items() if value is not None}
+    params = build(SamplingParams, **{"max_tokens": None, "temperature": TEMPERATURE, **given})
     config = build(EngineConfig, model=model, max_num_seqs=1, **engine)
     setup_logging(log_level)
     with open_engine(config) as opened:
+        defaults = opened.info.sampling_defaults.items()
+        params = replace(params, **{name: value for name, value in defaults if name not in given})
         _talk(Conversation(opened, _template(opened, model), params, system))
 
 

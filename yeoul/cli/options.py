@@ -28,7 +28,7 @@ from yeoul.config import (
     EngineConfig,
 )
 from yeoul.errors import YeoulError
-from yeoul.server.options import ServerOptions
+from yeoul.server.options import GENERATION_CONFIGS, ServerOptions
 from yeoul.server.replies.reader import REASONING_PARSERS, TOOL_CALL_PARSERS
 from yeoul.types import MAX_STOP_STRINGS, SamplingParams
 
@@ -108,7 +108,19 @@ class Group:
 
     def with_defaults(self, **defaults: Any) -> Group:
         """The group with other defaults."""
-        return replace(self, defaults=tuple(defaults.items()))
+        return replace(self, defaults=(*self.defaults, *defaults.items()))
+
+    def left_to_model(self, *fields: str, **otherwise: float) -> Group:
+        """The group with None for fields that the model file may know better, and what help says of them.
+
+        `otherwise`: what holds where it knows nothing, if that is not the struct's own default.
+        """
+        shown = {name: f"the model file's, else {otherwise.get(name, self.default(name)):g}" for name in fields}
+        flags = (
+            replace(flag, kind=flag.kind | None, shown=shown[flag.field]) if flag.field in shown else flag
+            for flag in self.flags
+        )
+        return replace(self, flags=tuple(flags)).with_defaults(**dict.fromkeys(fields))
 
 
 ENGINE = Group(
@@ -189,6 +201,12 @@ SERVER = Group(
             "How the model writes its reasoning.",
             "by its chat template",
             f"[{'|'.join(REASONING_PARSERS)}]",
+        ),
+        Flag(
+            "generation_config",
+            str,
+            "Whose sampling defaults hold: the model file's, where it has some, or the API's own.",
+            metavar=f"[{'|'.join(GENERATION_CONFIGS)}]",
         ),
         Flag("shutdown_timeout", float, "Seconds that running requests may take after the first SIGTERM or Ctrl-C."),
         Flag("access_log", bool, "Log every HTTP request."),

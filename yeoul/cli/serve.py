@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import socket
 import sys
 from dataclasses import dataclass
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from yeoul.obs.metrics import Metrics
     from yeoul.server.replies.reader import ReplyFormats
     from yeoul.server.text_service import TextService
+
+
+log = logging.getLogger(__name__)
 
 
 @takes(SERVER, ENGINE)
@@ -84,6 +88,7 @@ def server_parts(config: EngineConfig, options: ServerOptions) -> ServerParts:
     info = engine.info
     template = load_template({**engine.metadata, **source})
     chat = None if template is None else ChatEncoder(engine.tokenizer, template)
+    _say_defaults(options.sampling_defaults(info.sampling_defaults))
     metrics = Metrics(info.model_name, prefix=options.metrics_prefix, max_model_len=info.max_model_len)
     formats = formats_of(
         None if template is None else template.source,
@@ -100,6 +105,13 @@ def _serve(config: EngineConfig, options: ServerOptions, listener: socket.socket
     parts = server_parts(config, options)
     greet = partial(_greet, model=parts.client.info.model_name, chats=parts.chats, locked=bool(options.api_key))
     return run(listener, parts.client, parts.text, options, parts.metrics, parts.formats, on_ready=greet)
+
+
+def _say_defaults(defaults: dict[str, int | float]) -> None:
+    shown = ", ".join(f"{name} {value:g}" for name, value in defaults.items())
+    log.info(
+        "sampling defaults: %s (--generation-config)", f"{shown}, from the model file" if shown else "the API's own"
+    )
 
 
 def _read_template(path: str) -> str:

@@ -19,6 +19,7 @@ from yeoul.engine.client import EngineInfo
 from yeoul.engine.clock import Clock, WallClock
 from yeoul.engine.loop import Engine, EngineParts
 from yeoul.engine.machine import available_cpus, available_memory, describe_machine
+from yeoul.engine.model_defaults import read_sampling_defaults
 from yeoul.engine.step_log import HeaderRecord, StepLog
 from yeoul.errors import ConfigError
 from yeoul.exec.protocol import Executor, ExecutorLimits
@@ -199,6 +200,7 @@ def _info(config: EngineConfig, model: Model, sizing: KVSizing, executor: Execut
         block_size=BLOCK_SIZE,
         num_kv_tokens=sizing.num_tokens,
         executor=executor.describe(),
+        sampling_defaults=read_sampling_defaults(model.metadata),
     )
 
 

@@ -27,6 +27,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens that the smallest-capacity full KV pool can hold in total."""
     executor: str
     """One line: kernels, threads."""
+    sampling_defaults: dict[str, int | float] = {}
+    """Fields of SamplingParams, with the values that the model file recommends."""
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):

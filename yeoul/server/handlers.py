@@ -60,6 +60,7 @@ class Handlers:
         self._metrics = metrics
         self._formats = formats
         self._served = options.served_model_names or (client.info.model_name,)
+        self._defaults = options.sampling_defaults(client.info.sampling_defaults)
         self._started_at = int(time.time())
         self.software_version = version("yeoul")
         self._numbers = itertools.count()
@@ -86,6 +87,7 @@ class Handlers:
             vocab_size=self._client.info.vocab_size,
             max_prompts=self._options.max_prompts,
             max_sequences=self._options.max_sequences,
+            defaults=self._defaults,
         )
         prompts = await self._encode(call, call.prompts)
         echoes = [self._text.decode(ids) for ids in prompts] if call.echo else []
@@ -100,6 +102,7 @@ class Handlers:
             served=self._served,
             vocab_size=self._client.info.vocab_size,
             max_messages=self._options.max_messages,
+            defaults=self._defaults,
         )
         self._check_tools(call)
         prompt = await self._text.encode_chat(call.messages, **call.template_options())
@@ -121,6 +124,7 @@ class Handlers:
             served=self._served,
             vocab_size=self._client.info.vocab_size,
             max_messages=self._options.max_messages,
+            defaults=self._defaults,
         )
         prompt = await self._text.encode_chat(call.messages)
         reader = self._formats.reader(with_tools=False, one_call=False, prompt=prompt.text)
@@ -300,6 +304,7 @@ class Handlers:
             "created": self._started_at,
             "owned_by": "yeoul",
             "max_model_len": info.max_model_len,
+            "sampling_defaults": self._defaults,
         }
 
 

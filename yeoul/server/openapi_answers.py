@@ -75,7 +75,14 @@ RESPONSE = _object(
     usage=_object(input_tokens=INTEGER, output_tokens=INTEGER, total_tokens=INTEGER),
     metadata=OBJECT,
 )
-MODEL = _object(id=STRING, object=_const("model"), created=INTEGER, owned_by=STRING, max_model_len=INTEGER)
+MODEL = _object(
+    id=STRING,
+    object=_const("model"),
+    created=INTEGER,
+    owned_by=STRING,
+    max_model_len=INTEGER,
+    sampling_defaults=OBJECT,
+)
 MODELS = _object(object=_const("list"), data=_array(MODEL))
 TOKENIZE = _object(count=INTEGER, max_model_len=INTEGER, tokens=_array(INTEGER), token_strs=_or_null(_array(STRING)))
 EMBEDDINGS = _object(

@@ -12,6 +12,7 @@ from yeoul.server.replies.reader import REASONING_PARSERS, TOOL_CALL_PARSERS
 
 DIGEST_BYTES = 32
 ORIGIN = re.compile(r"\*|https?://[A-Za-z0-9.\-\[\]:]+")
+GENERATION_CONFIGS = ("auto", "none")
 METRICS_PREFIX = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]{0,31}")
 
 
@@ -43,6 +44,8 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """How the model writes tool calls; `auto`: by its chat template."""
     reasoning_parser: str = "auto"
     """`think`: reasoning stands in <think> tags; `auto`: where the chat template has them."""
+    generation_config: str = "auto"
+    """Where the sampling of a request that leaves fields out comes from; `auto`: the model file, where it says so."""
     metrics_prefix: str = "yeoul"
     access_log: bool = False
     shutdown_timeout: float = 30.0
@@ -75,6 +78,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             _check_range(name, getattr(self, name), 1, 1 << 20)
         _check_choice("tool_call_parser", self.tool_call_parser, TOOL_CALL_PARSERS)
         _check_choice("reasoning_parser", self.reasoning_parser, REASONING_PARSERS)
+        _check_choice("generation_config", self.generation_config, GENERATION_CONFIGS)
         if not METRICS_PREFIX.fullmatch(self.metrics_prefix):
             raise ConfigError(
                 f"metrics_prefix {self.metrics_prefix!r} must be letters, digits and _", param="metrics_prefix"
@@ -82,6 +86,10 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         if not all(self.served_model_names):
             raise ConfigError("a served model name must not be empty", param="served_model_names")
         self._check_access()
+
+    def sampling_defaults(self, of_model: dict[str, int | float]) -> dict[str, int | float]:
+        """What requests leave to the server, of what the model file recommends."""
+        return of_model if self.generation_config == "auto" else {}
 
     def _check_access(self) -> None:
         if any(len(digest) != DIGEST_BYTES for digest in self.api_key):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -10,7 +11,7 @@ from yeoul.server.wire.call import MAX_INT, Call, finish_fields, read_delivery, 
 from yeoul.server.wire.fields import Fields, kind
 from yeoul.server.wire.messages import read_messages
 from yeoul.server.wire.parse import show
-from yeoul.server.wire.sampling import read_sampling
+from yeoul.server.wire.sampling import NO_DEFAULTS, read_sampling
 from yeoul.server.wire.tools import ToolUse, read_tool_use
 from yeoul.types import MAX_LOGPROBS, FinishReason
 
@@ -56,8 +57,18 @@ class ChatCall(Call, frozen=True, kw_only=True):
         }
 
 
-def parse_chat(members: dict[str, Any], *, served: tuple[str, ...], vocab_size: int, max_messages: int) -> ChatCall:
-    """Check a chat body. Raises RequestError or ModelNotServedError, naming the field."""
+def parse_chat(
+    members: dict[str, Any],
+    *,
+    served: tuple[str, ...],
+    vocab_size: int,
+    max_messages: int,
+    defaults: Mapping[str, int | float] = NO_DEFAULTS,
+) -> ChatCall:
+    """Check a chat body. Raises RequestError or ModelNotServedError, naming the field.
+
+    `defaults`: of sampling.
+    """
     fields = Fields(members)
     model = read_model(fields, served)
     messages = read_messages(fields, max_messages)
@@ -65,7 +76,7 @@ def parse_chat(members: dict[str, Any], *, served: tuple[str, ...], vocab_size: 
     continues, adds_prompt = read_ending(fields, messages)
     template_kwargs = read_template_kwargs(fields)
     max_tokens, logprobs = _read_max_tokens(fields), _read_logprobs(fields)
-    params = read_sampling(fields, vocab_size=vocab_size, max_tokens=max_tokens, logprobs=logprobs)
+    params = read_sampling(fields, vocab_size=vocab_size, max_tokens=max_tokens, logprobs=logprobs, defaults=defaults)
     delivery = read_delivery(fields)
     finish_fields(fields, NEUTRAL)
     return ChatCall(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from yeoul.errors import RequestError
 from yeoul.server.wire.call import MAX_INT, Call, finish_fields, read_delivery, read_model
 from yeoul.server.wire.fields import Fields, kind
 from yeoul.server.wire.parse import show
-from yeoul.server.wire.sampling import read_sampling
+from yeoul.server.wire.sampling import NO_DEFAULTS, read_sampling
 from yeoul.types import MAX_LOGPROBS, FinishReason
 
 DEFAULT_MAX_TOKENS = 16
@@ -22,9 +23,18 @@ class CompletionCall(Call, frozen=True, kw_only=True):
 
 
 def parse_completion(
-    members: dict[str, Any], *, served: tuple[str, ...], vocab_size: int, max_prompts: int, max_sequences: int
+    members: dict[str, Any],
+    *,
+    served: tuple[str, ...],
+    vocab_size: int,
+    max_prompts: int,
+    max_sequences: int,
+    defaults: Mapping[str, int | float] = NO_DEFAULTS,
 ) -> CompletionCall:
-    """Check a completions body. Raises RequestError or ModelNotServedError, naming the field."""
+    """Check a completions body. Raises RequestError or ModelNotServedError, naming the field.
+
+    `defaults`: of sampling.
+    """
     fields = Fields(members)
     model = read_model(fields, served)
     prompts = read_prompts(fields, "prompt", vocab_size, max_prompts)
@@ -37,6 +47,7 @@ def parse_completion(
         max_tokens=DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens,
         logprobs=logprobs,
         prompt_logprobs=logprobs if echo else None,
+        defaults=defaults,
     )
     _check_best_of(fields, params.n)
     delivery = read_delivery(fields)

@@ -5,6 +5,7 @@ Must not know the shape of the answer (wire/response_answer), templates or HTTP.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -12,7 +13,7 @@ import msgspec
 from yeoul.server.wire.call import IGNORED, MAX_INT, NEUTRAL, Call, read_delivery, read_model
 from yeoul.server.wire.fields import Fields, kind
 from yeoul.server.wire.parse import show
-from yeoul.server.wire.sampling import read_sampling
+from yeoul.server.wire.sampling import NO_DEFAULTS, read_sampling
 
 ROLES = ("user", "assistant", "system", "developer")
 TEXT_PARTS = ("input_text", "output_text", "text")
@@ -50,9 +51,17 @@ class ResponseCall(Call, frozen=True, kw_only=True):
 
 
 def parse_response(
-    members: dict[str, Any], *, served: tuple[str, ...], vocab_size: int, max_messages: int
+    members: dict[str, Any],
+    *,
+    served: tuple[str, ...],
+    vocab_size: int,
+    max_messages: int,
+    defaults: Mapping[str, int | float] = NO_DEFAULTS,
 ) -> ResponseCall:
-    """Check a responses body. Raises RequestError or ModelNotServedError, naming the field."""
+    """Check a responses body. Raises RequestError or ModelNotServedError, naming the field.
+
+    `defaults`: of sampling.
+    """
     fields = Fields(members)
     model = read_model(fields, served)
     instructions = fields.string("instructions")
@@ -60,7 +69,9 @@ def parse_response(
     messages += _read_input(fields, max_messages)
     max_output_tokens = fields.integer("max_output_tokens", 1, MAX_INT)
     fields.neutral(UNSUPPORTED)
-    params = read_sampling(fields, vocab_size=vocab_size, max_tokens=max_output_tokens, logprobs=None)
+    params = read_sampling(
+        fields, vocab_size=vocab_size, max_tokens=max_output_tokens, logprobs=None, defaults=defaults
+    )
     delivery = read_delivery(fields)
     metadata = _read_metadata(fields)
     fields.ignore(IGNORED)

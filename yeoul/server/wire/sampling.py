@@ -5,6 +5,8 @@ prompts, streaming or answers.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from yeoul.server.wire.fields import Fields, kind
@@ -22,6 +24,7 @@ from yeoul.types import (
 )
 
 MAX_INT = 2**31 - 1
+NO_DEFAULTS: Mapping[str, int | float] = MappingProxyType({})
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 
 
@@ -32,8 +35,12 @@ def read_sampling(
     max_tokens: int | None,
     logprobs: int | None,
     prompt_logprobs: int | None = None,
+    defaults: Mapping[str, int | float] = NO_DEFAULTS,
 ) -> SamplingParams:
-    """The sampling fields. Raises RequestError naming the field for anything out of range."""
+    """The sampling fields. Raises RequestError naming the field for anything out of range.
+
+    `defaults`: values of fields that the request leaves out, where they are not SamplingParams's own.
+    """
     given: dict[str, Any] = {
         "temperature": fields.number("temperature", 0.0, 1e6),
         "top_p": fields.number("top_p", 0.0, 1.0),
@@ -46,7 +53,7 @@ def read_sampling(
         **_read_edits(fields, vocab_size),
         **_read_ends(fields, vocab_size),
     }
-    given = {name: value for name, value in given.items() if value is not None}
+    given = {**defaults, **{name: value for name, value in given.items() if value is not None}}
     return SamplingParams(max_tokens=max_tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs, **given)
 
 
