@@ -250,14 +250,14 @@ class Kit:
         self, script: Script = default_script, *, bos: bool = True, template: bool = True, **options: Any
     ) -> None:
         max_model_len = options.pop("max_model_len", 4096)
-        formats = options.pop("formats", PLAIN)
+        formats, spans = options.pop("formats", PLAIN), options.pop("spans", None)
         defaults = options.pop("sampling_defaults", {})
         self.client = ScriptedClient(script, max_model_len=max_model_len, sampling_defaults=defaults)
         self.tokenizer = ByteTokenizer(bos=bos)
         self.chat_encoder = ToyChat(self.tokenizer)
         self.text = TextService(self.tokenizer, self.chat_encoder if template else None, max_model_len=max_model_len)
         self.options = ServerOptions(**{"port": 0, **options})
-        self.app = create_app(self.client, self.text, self.options, formats=formats)
+        self.app = create_app(self.client, self.text, self.options, formats=formats, spans=spans)
 
     def request(self, method: str, path: str, **arguments: Any) -> httpx.Response:
         return asyncio.run(self._request(method, path, **arguments))
@@ -349,10 +349,10 @@ def engine_parts(model: str, **config: Any):
     from yeoul.cli.serve import server_parts
     from yeoul.config import EngineConfig
 
-    options = ServerOptions(port=0, **config.pop("options", {}))
+    options, spans = ServerOptions(port=0, **config.pop("options", {})), config.pop("spans", None)
     parts = server_parts(EngineConfig(model=model, **config), options)
     listener = bind(options)
-    server = make_server(parts.client, parts.text, options, parts.metrics, parts.formats)
+    server = make_server(parts.client, parts.text, options, parts.metrics, parts.formats, spans)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         started = threading.Event()
         server.on_started = started.set

@@ -211,6 +211,7 @@ SERVER = Group(
         Flag("shutdown_timeout", float, "Seconds that running requests may take after the first SIGTERM or Ctrl-C."),
         Flag("access_log", bool, "Log every HTTP request."),
         Flag("metrics_prefix", str, "First part of the names in /metrics; `vllm` fits existing dashboards."),
+        Flag("otlp_traces_endpoint", str, "Send OpenTelemetry spans of requests there (OTLP/HTTP).", False, "URL"),
         Flag("health_timeout", float, "Seconds without progress of the engine after which /health fails."),
         *(
             Flag(field, kind, text, panel="Limits", parser=parse_size if field.endswith("bytes") else None)

@@ -6,6 +6,8 @@ import json
 import logging
 import socket
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,6 +24,7 @@ from yeoul.server.options import ServerOptions
 if TYPE_CHECKING:
     from yeoul.engine.inproc import InprocClient
     from yeoul.obs.metrics import Metrics
+    from yeoul.obs.spans import Spans
     from yeoul.server.replies.reader import ReplyFormats
     from yeoul.server.text_service import TextService
 
@@ -55,8 +58,8 @@ def serve(
     config = build(EngineConfig, model=model, served_model_name=names[0] if names else None, **engine)
     setup_logging(log_level, form=log_format)
     # First of all, so that a port in use is noticed before a model is loaded.
-    with bind(options) as listener:
-        code = _serve(config, options, listener)
+    with _spans(options) as spans, bind(options) as listener:
+        code = _serve(config, options, listener, spans)
     raise typer.Exit(code)
 
 
@@ -99,12 +102,25 @@ def server_parts(config: EngineConfig, options: ServerOptions) -> ServerParts:
     return ServerParts(InprocClient(engine, metrics), text, metrics, formats, chats=chat is not None)
 
 
-def _serve(config: EngineConfig, options: ServerOptions, listener: socket.socket) -> int:
+@contextmanager
+def _spans(options: ServerOptions) -> Iterator[Spans | None]:
+    """Those that the options ask for; the last ones are exported at the end."""
+    from yeoul.obs.spans import open_spans
+
+    spans = None if options.otlp_traces_endpoint is None else open_spans(options.otlp_traces_endpoint)
+    try:
+        yield spans
+    finally:
+        if spans is not None:
+            spans.close()
+
+
+def _serve(config: EngineConfig, options: ServerOptions, listener: socket.socket, spans: Spans | None) -> int:
     from yeoul.server.run import run
 
     parts = server_parts(config, options)
     greet = partial(_greet, model=parts.client.info.model_name, chats=parts.chats, locked=bool(options.api_key))
-    return run(listener, parts.client, parts.text, options, parts.metrics, parts.formats, on_ready=greet)
+    return run(listener, parts.client, parts.text, options, parts.metrics, parts.formats, spans, on_ready=greet)
 
 
 def _say_defaults(defaults: dict[str, int | float]) -> None:

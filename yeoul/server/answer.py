@@ -32,6 +32,8 @@ DONE = b"data: [DONE]\n\n"
 class Shape:
     """How an endpoint writes its answers."""
 
+    operation: str
+    """The call's kind, as spans name it."""
     id_prefix: str
     chunk_object: str
     body: BodyToJson
@@ -46,6 +48,7 @@ class Shape:
 
 
 COMPLETION = Shape(
+    operation="text_completion",
     id_prefix="cmpl",
     chunk_object="text_completion",
     body=completion_body,
@@ -56,6 +59,7 @@ COMPLETION = Shape(
     logprobs=lambda tokens: CompletionLogprobs(tokens).to_json,
 )
 CHAT = Shape(
+    operation="chat",
     id_prefix="chatcmpl",
     chunk_object="chat.completion.chunk",
     body=chat_body,

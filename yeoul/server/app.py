@@ -18,6 +18,7 @@ from starlette.responses import JSONResponse, Response
 from yeoul.engine.client import EngineClient
 from yeoul.errors import YeoulError
 from yeoul.obs.metrics import Metrics
+from yeoul.obs.spans import Spans
 from yeoul.server import openapi_answers as shapes
 from yeoul.server.auth import KeyGuard
 from yeoul.server.edge import Edge, request_id_of
@@ -49,16 +50,18 @@ def create_app(
     options: ServerOptions,
     metrics: Metrics | None = None,
     formats: ReplyFormats = PLAIN,
+    spans: Spans | None = None,
 ) -> FastAPI:
     """The ASGI application over an engine client. `app.state.handlers.draining = True` refuses new work.
 
     `metrics` is the client's RequestObserver, so that histograms are fed; without it /metrics has gauges and counters
-    only (histograms stay empty). `formats`: what the model writes beside content.
+    only (histograms stay empty). `formats`: what the model writes beside content. `spans`: for a
+    span of every request that reaches the engine; None: none.
     """
     if metrics is None:
         metrics = Metrics(client.info.model_name, prefix=options.metrics_prefix)
     metrics.watch(client.stats)
-    handlers = Handlers(client, text, options, metrics, formats)
+    handlers = Handlers(client, text, options, metrics, formats, spans)
     app = FastAPI(
         title="Yeoul",
         description=DESCRIPTION,

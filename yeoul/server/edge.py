@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 import uuid
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -14,6 +15,7 @@ from yeoul.server.errors import ClientDisconnectedError, dump, internal_error
 
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 SCOPE_KEY = "yeoul.request_id"
+RECEIVED_KEY = "yeoul.received_ns"
 
 log = logging.getLogger("yeoul.server")
 
@@ -33,6 +35,7 @@ class Edge:
             await self._app(scope, receive, send)
             return
         request_id = scope[SCOPE_KEY] = _request_id(scope)
+        scope[RECEIVED_KEY] = time.time_ns()
         started = False
 
         async def tagged_send(message: Message) -> None:
@@ -55,6 +58,11 @@ class Edge:
 def request_id_of(scope: Scope) -> str:
     """The id that Edge gave a request."""
     return str(scope[SCOPE_KEY])
+
+
+def received_ns_of(scope: Scope) -> int:
+    """When a request's header was here, in nanoseconds since 1970."""
+    return int(scope[RECEIVED_KEY])
 
 
 def _request_id(scope: Scope) -> str:

@@ -52,6 +52,11 @@ class Generation:
         self._requests = list(requests)
         self._streams: list[_OutputStream] = []
         self._pumps: list[asyncio.Task[None]] = []
+        self.num_choices = sum(request.params.n for request in requests)
+        self.ends: dict[int, FinishReason] = {}
+        """By choice, as far as they have ended."""
+        self.on_close: Callable[[], None] | None = None
+        """Called once, when nothing more will come."""
         self.usage = Usage(prompt_tokens=sum(len(request.prompt_token_ids) for request in requests))
         for request in self._requests:
             client.check(request)
@@ -75,6 +80,7 @@ class Generation:
             self.usage.completion_tokens += output.num_output_tokens - generated.get(choice.index, 0)
             generated[choice.index] = output.num_output_tokens
             if output.finish_reason is not None:
+                self.ends[choice.index] = output.finish_reason
                 _check_end(output)
                 cached[request_index] = max(cached.get(request_index, 0), output.num_cached_tokens)
                 self.usage.cached_tokens = sum(cached.values())
@@ -84,6 +90,9 @@ class Generation:
     async def aclose(self) -> None:
         """Abort what still runs. Idempotent; cheap when everything finished."""
         self._abort()
+        if self.on_close is not None:
+            on_close, self.on_close = self.on_close, None
+            on_close()
         for task in self._pumps:
             task.cancel()
         await asyncio.gather(*self._pumps, return_exceptions=True)

@@ -18,8 +18,10 @@ from starlette.responses import HTMLResponse, Response
 from yeoul.engine.client import EngineClient
 from yeoul.errors import EngineDeadError, RequestError, ShuttingDownError
 from yeoul.obs.metrics import CONTENT_TYPE, Metrics
+from yeoul.obs.spans import Spans
 from yeoul.server.answer import CHAT, COMPLETION, Answer, Shape
 from yeoul.server.body import read_body
+from yeoul.server.call_span import follow
 from yeoul.server.docs_page import DOCS_PAGE
 from yeoul.server.edge import request_id_of
 from yeoul.server.errors import dump
@@ -53,12 +55,14 @@ class Handlers:
         options: ServerOptions,
         metrics: Metrics,
         formats: ReplyFormats,
+        spans: Spans | None = None,
     ) -> None:
         self._client = client
         self._text = text
         self._options = options
         self._metrics = metrics
         self._formats = formats
+        self._spans = spans
         self._served = options.served_model_names or (client.info.model_name,)
         self._defaults = options.sampling_defaults(client.info.sampling_defaults)
         self._started_at = int(time.time())
@@ -128,7 +132,7 @@ class Handlers:
         )
         prompt = await self._text.encode_chat(call.messages)
         reader = self._formats.reader(with_tools=False, one_call=False, prompt=prompt.text)
-        generation, answer_id = await self._generate(request, call, [prompt.token_ids])
+        generation, answer_id = await self._generate(request, "chat", call, [prompt.token_ids])
         answer = ResponseAnswer(
             call, reader, answer_id=answer_id, created=int(time.time()), with_timings=_wants_timings(request)
         )
@@ -169,7 +173,7 @@ class Handlers:
         inputs = await self._encode(call, call.inputs)
         request_id = request_id_of(request.scope)
         asked = [self._engine_request(request_id, call, ids, (), call.pooling) for ids in inputs]
-        generation = Generation(self._client, asked)
+        generation = self._start(request, "embeddings", call, asked)
         try:
             vectors = await unless_disconnected(request.receive, _collect_vectors(generation, len(inputs)))
         finally:
@@ -234,7 +238,7 @@ class Handlers:
         echoes: Sequence[str] = (),
         make_reader: Callable[[], ReplyReader | None] = lambda: None,
     ) -> Response:
-        generation, answer_id = await self._generate(request, call, prompts)
+        generation, answer_id = await self._generate(request, shape.operation, call, prompts)
         answer = Answer(
             shape,
             call,
@@ -248,13 +252,23 @@ class Handlers:
         )
         return await self._reply(request, call, generation, answer)
 
-    async def _generate(self, request: Request, call: Call, prompts: list[list[int]]) -> tuple[Generation, str]:
+    async def _generate(
+        self, request: Request, operation: str, call: Call, prompts: list[list[int]]
+    ) -> tuple[Generation, str]:
         """(the running requests, the answer's id without prefix)."""
         request_id = request_id_of(request.scope)
         await self._text.check_structured(call.params.structured)
         bad_words = await self._text.bad_word_ids(call.params.bad_words)
         asked = [self._engine_request(request_id, call, ids, bad_words) for ids in prompts]
-        return Generation(self._client, asked), f"{request_id}-{next(self._numbers)}"
+        generation = self._start(request, operation, call, asked)
+        return generation, f"{request_id}-{next(self._numbers)}"
+
+    def _start(self, request: Request, operation: str, call: Call, asked: Sequence[EngineRequest]) -> Generation:
+        """`operation`: what a span calls it."""
+        generation = Generation(self._client, asked)
+        if self._spans is not None:
+            follow(self._spans, request, operation, call, generation)
+        return generation
 
     async def _reply(
         self, request: Request, call: Call, generation: Generation, answer: Answer | ResponseAnswer

@@ -13,6 +13,7 @@ from yeoul.server.replies.reader import REASONING_PARSERS, TOOL_CALL_PARSERS
 DIGEST_BYTES = 32
 ORIGIN = re.compile(r"\*|https?://[A-Za-z0-9.\-\[\]:]+")
 GENERATION_CONFIGS = ("auto", "none")
+HTTP_URL = re.compile(r"https?://[A-Za-z0-9.\-\[\]:]+(/[!-~]*)?")
 METRICS_PREFIX = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]{0,31}")
 
 
@@ -47,6 +48,8 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     generation_config: str = "auto"
     """Where the sampling of a request that leaves fields out comes from; `auto`: the model file, where it says so."""
     metrics_prefix: str = "yeoul"
+    otlp_traces_endpoint: str | None = None
+    """Send a span of every request to this URL (OTLP over HTTP). None: no spans."""
     access_log: bool = False
     shutdown_timeout: float = 30.0
     """How long running requests may take after the first SIGTERM or SIGINT before they are aborted."""
@@ -79,6 +82,12 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         _check_choice("tool_call_parser", self.tool_call_parser, TOOL_CALL_PARSERS)
         _check_choice("reasoning_parser", self.reasoning_parser, REASONING_PARSERS)
         _check_choice("generation_config", self.generation_config, GENERATION_CONFIGS)
+        if self.otlp_traces_endpoint is not None and not HTTP_URL.fullmatch(self.otlp_traces_endpoint):
+            raise ConfigError(
+                f"otlp_traces_endpoint {self.otlp_traces_endpoint!r} is not an http(s) URL",
+                hint="write it like http://localhost:4318/v1/traces",
+                param="otlp_traces_endpoint",
+            )
         if not METRICS_PREFIX.fullmatch(self.metrics_prefix):
             raise ConfigError(
                 f"metrics_prefix {self.metrics_prefix!r} must be letters, digits and _", param="metrics_prefix"

@@ -19,6 +19,7 @@ import uvicorn
 
 from yeoul.engine.client import EngineClient
 from yeoul.obs.metrics import Metrics
+from yeoul.obs.spans import Spans
 from yeoul.server.app import create_app
 from yeoul.server.handlers import Handlers
 from yeoul.server.limits import limited_protocol
@@ -88,9 +89,10 @@ def make_server(
     options: ServerOptions,
     metrics: Metrics | None = None,
     formats: ReplyFormats = PLAIN,
+    spans: Spans | None = None,
 ) -> DrainingServer:
-    """The server over an engine client, not yet started. `metrics`, `formats`: see create_app."""
-    app = create_app(client, text, options, metrics, formats)
+    """The server over an engine client, not yet started. `metrics`, `formats`, `spans`: see create_app."""
+    app = create_app(client, text, options, metrics, formats, spans)
     config = uvicorn.Config(
         app,
         http=limited_protocol(options),
@@ -116,6 +118,7 @@ async def serve(
     options: ServerOptions,
     metrics: Metrics | None = None,
     formats: ReplyFormats = PLAIN,
+    spans: Spans | None = None,
     *,
     on_ready: Callable[[str], None] | None = None,
 ) -> None:
@@ -123,7 +126,7 @@ async def serve(
 
     `listener`: from listen.bind. `on_ready` gets the server's URL once requests are accepted.
     """
-    server = make_server(client, text, options, metrics, formats)
+    server = make_server(client, text, options, metrics, formats, spans)
     if on_ready is not None:
         server.on_started = partial(on_ready, address(listener, tls=options.ssl_certfile is not None))
     try:
@@ -141,12 +144,13 @@ def run(
     options: ServerOptions,
     metrics: Metrics | None = None,
     formats: ReplyFormats = PLAIN,
+    spans: Spans | None = None,
     *,
     on_ready: Callable[[str], None] | None = None,
 ) -> int:
     """`serve` in an event loop of its own (uvloop where there is one). Returns the exit code, 0."""
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        runner.run(serve(listener, client, text, options, metrics, formats, on_ready=on_ready))
+        runner.run(serve(listener, client, text, options, metrics, formats, spans, on_ready=on_ready))
     return 0
 
 
