@@ -140,6 +140,19 @@ def test_truncate_prompt_tokens(kit):
     assert cut == whole and cut["usage"]["prompt_tokens"] == 2
 
 
+@pytest.mark.parametrize(("max_tokens", "kept"), [(12, -12), (1, -1), (None, -1)])
+def test_truncate_prompt_tokens_to_what_fits(kit, max_tokens, kept):
+    context = kit.client.info.max_model_len
+    asked = {"messages": [{"role": "user", "content": "hello there " * context}], "max_tokens": max_tokens}
+    assert kit.refused("/v1/chat/completions", **asked)["code"] == "context_length_exceeded"
+    usage = kit.post("/v1/chat/completions", **asked, truncate_prompt_tokens=-1)["usage"]
+    assert usage["prompt_tokens"] == context + kept and usage["completion_tokens"] <= -kept
+    short = {"prompt": [5, 6, 7], "max_tokens": max_tokens or 1}
+    assert kit.post("/v1/completions", **short, truncate_prompt_tokens=-1)["usage"]["prompt_tokens"] == 3
+    vector = {"input": [5] * (context + 9), "truncate_prompt_tokens": -1}
+    assert kit.post("/v1/embeddings", **vector)["usage"]["prompt_tokens"] == context - 1
+
+
 def test_continuous_usage_stats(kit):
     asked = {"prompt": [5, 6, 7], "max_tokens": 5, "ignore_eos": True, "stream": True, "return_token_ids": True}
     options = {"include_usage": True, "continuous_usage_stats": True}

@@ -66,7 +66,7 @@ RANGES = [
     ("bad_words", [[], ["x"] * 64], ["x", [""], ["x"] * 65, ["x" * 257], [5], 5]),
     ("include_stop_str_in_output", [True, False], [0, "true"]),
     ("skip_special_tokens", [True, False], [0, "true"]),
-    ("truncate_prompt_tokens", [1, 2**31 - 1], [0, -1, 1.0, True]),
+    ("truncate_prompt_tokens", [1, -1, 2**31 - 1], [0, -2, 1.0, True]),
     ("priority", [0, -(2**31), 2**31 - 1], [2**31, 1.0, True]),
     ("cache_salt", ["a", "A-b_c.9" * 18], ["", "a b", "a" * 129, "é", 5]),
     ("return_token_ids", [True, False], [1, "true"]),

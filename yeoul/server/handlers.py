@@ -116,8 +116,7 @@ class Handlers:
             return self._formats.reader(with_tools=bool(use.tools), one_call=use.one_call, prompt=prompt.text)
 
         call = self._forced(call, prompt.text)
-        ids = _last(prompt.token_ids, call.truncate_prompt_tokens)
-        return await self._answer(request, call, CHAT, [ids], make_reader=make_reader)
+        return await self._answer(request, call, CHAT, [self._cut(prompt.token_ids, call)], make_reader=make_reader)
 
     async def responses(self, request: Request) -> Response:
         """Answer an input; stateless."""
@@ -182,7 +181,11 @@ class Handlers:
 
     async def _encode(self, call: Call, prompts: Sequence[str | list[int]]) -> list[list[int]]:
         encoded = [p if isinstance(p, list) else await self._text.encode(p) for p in prompts]
-        return [_last(ids, call.truncate_prompt_tokens) for ids in encoded]
+        return [self._cut(ids, call) for ids in encoded]
+
+    def _cut(self, ids: list[int], call: Call) -> list[int]:
+        count = call.num_prompt_tokens(self._client.info.max_model_len)
+        return ids if count is None else ids[-count:]
 
     async def health(self, request: Request) -> Response:
         """200 while the engine's loop moves, 503 when it is gone or stuck."""
@@ -339,11 +342,6 @@ async def _collect_vectors(generation: Generation, count: int) -> list[Vector]:
         async for choice in outputs:
             vectors[choice.index] = unit_vector(choice.output.pooled)
     return [vectors[index] for index in range(count)]
-
-
-def _last(ids: list[int], count: int | None) -> list[int]:
-    """At most the last `count` ids."""
-    return ids if count is None else ids[-count:]
 
 
 def _json(body: dict[str, Any]) -> Response:

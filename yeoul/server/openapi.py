@@ -109,7 +109,10 @@ _SHARED: dict[str, Schema] = {
             "json_object": {"const": True},
         },
     },
-    "truncate_prompt_tokens": _integer(1, 2**31 - 1, "Only so many of the prompt's last tokens are used."),
+    "truncate_prompt_tokens": {
+        **_integer(-1, 2**31 - 1, "Only so many of the prompt's last tokens are used; -1: as many as leave room."),
+        "not": {"const": 0},
+    },
     "priority": _integer(-(2**31), 2**31 - 1, "Lower is served earlier, where the server schedules by priority."),
     "cache_salt": {**_string("Prompts share cached blocks only with the same salt."), "maxLength": 128},
     "return_token_ids": _boolean("Give the token ids of prompt and reply."),

@@ -16,6 +16,7 @@ from yeoul.server.wire.parse import show
 from yeoul.types import SamplingParams, SequenceTimes
 
 MAX_INT = 2**31 - 1
+WHAT_FITS = -1
 CACHE_SALT = re.compile(r"[A-Za-z0-9._-]{1,128}")
 TIME_PARTS = ("queue", "prefill", "decode", "stalled", "preempted")
 IGNORED = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
@@ -57,7 +58,14 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     cache_salt: str | None = None
     truncate_prompt_tokens: int | None = None
-    """Only so many of the prompt's last tokens are used."""
+    """Only so many of the prompt's last tokens are used; WHAT_FITS: as many as leave room for the output."""
+
+    def num_prompt_tokens(self, max_model_len: int) -> int | None:
+        """How many of a prompt's last tokens are used; None: all."""
+        if self.truncate_prompt_tokens != WHAT_FITS:
+            return self.truncate_prompt_tokens
+        room = max(1, self.params.max_tokens or 0)
+        return max(1, max_model_len - room)
 
 
 class Usage(msgspec.Struct):
@@ -121,7 +129,7 @@ def read_delivery(fields: Fields) -> dict[str, Any]:
         "return_token_ids": fields.boolean("return_token_ids"),
         "priority": fields.integer("priority", -MAX_INT - 1, MAX_INT) or 0,
         "cache_salt": read_salt(fields),
-        "truncate_prompt_tokens": fields.integer("truncate_prompt_tokens", 1, MAX_INT),
+        "truncate_prompt_tokens": read_truncation(fields),
     }
 
 
@@ -139,6 +147,14 @@ def _read_stream_options(fields: Fields, stream: bool) -> tuple[bool, bool]:
     options.neutral({"include_obfuscation": (False,)})
     options.refuse_rest()
     return include_usage, continuous
+
+
+def read_truncation(fields: Fields) -> int | None:
+    """`truncate_prompt_tokens`: a number of tokens, or WHAT_FITS."""
+    count = fields.integer("truncate_prompt_tokens", WHAT_FITS, MAX_INT)
+    if count == 0:
+        fields.refuse("truncate_prompt_tokens", "must be at least 1, or -1 for what fits, got 0")
+    return count
 
 
 def read_salt(fields: Fields) -> str | None:

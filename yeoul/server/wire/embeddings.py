@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from yeoul.server.errors import GenerationError
-from yeoul.server.wire.call import MAX_INT, Call, Usage, read_model, read_salt
+from yeoul.server.wire.call import MAX_INT, Call, Usage, read_model, read_salt, read_truncation
 from yeoul.server.wire.completions import read_prompts
 from yeoul.server.wire.fields import Fields
 from yeoul.server.wire.parse import show
@@ -49,7 +49,7 @@ def parse_embedding(
         is_base64=_choice(fields, "encoding_format", ENCODINGS, "float") == "base64",
         priority=fields.integer("priority", -MAX_INT - 1, MAX_INT) or 0,
         cache_salt=read_salt(fields),
-        truncate_prompt_tokens=fields.integer("truncate_prompt_tokens", 1, MAX_INT),
+        truncate_prompt_tokens=read_truncation(fields),
     )
     fields.ignore(IGNORED)
     fields.neutral(NEUTRAL)
