@@ -10,6 +10,7 @@ the queue's head, so every running sequence arrived before every waiting one and
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 import msgspec
 
@@ -72,8 +73,12 @@ class Scheduler:
         max_num_batched_tokens: int,
         max_model_len: int,
         end_tokens: frozenset[int] = frozenset(),
+        room_for: Callable[[int], str | None] | None = None,
     ) -> None:
-        """Raises ConfigError for a pool that cannot hold the window of a single sequence."""
+        """`room_for`: the flags that make room for sequences of so many tokens; None where no flag does.
+
+        Raises ConfigError for a pool that cannot hold the window of a single sequence.
+        """
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_model_len = kv.max_tokens(max_model_len)
@@ -90,9 +95,14 @@ class Scheduler:
         """Why the queue's head was not admitted by the last `schedule` call: slots, tokens, blocks or preemption."""
         self._kv = kv
         self._end_tokens = end_tokens
+        self._room_for = room_for
         self._max_chunk = kv.max_chunk(max_num_batched_tokens, self.max_model_len)
         if self._max_chunk < 1:
-            raise ConfigError("the KV pool of a window group is smaller than its window", param="kv_cache_memory")
+            raise ConfigError(
+                "the KV pool of a window group is smaller than its window",
+                hint=f"give it room for {1 - self._max_chunk} more tokens",
+                param="kv_cache_memory",
+            )
         self._free_slots = list(range(max_num_seqs - 1, -1, -1))
         self._released_slots: list[int] = []
         self._step_id = 0
@@ -111,9 +121,14 @@ class Scheduler:
             raise ContextLengthError(
                 f"the prompt has {num_prompt_tokens} tokens; at most {self.max_model_len} fit, "
                 "prompt and at least one token of output together",
-                hint="shorten the prompt, or start the engine with a larger --max-model-len or --kv-cache-memory",
+                hint=self._how_to_fit(num_prompt_tokens + 1),
                 param="prompt",
             )
+
+    def _how_to_fit(self, num_tokens: int) -> str:
+        flags = self._room_for(num_tokens) if self._room_for is not None else None
+        shorter = f"shorten the prompt by {num_tokens - self.max_model_len} tokens"
+        return f"{shorter}, or start the engine with {flags}" if flags else shorter
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence. Clamps its max_tokens to the context. Raises what `check_fits` raises."""
