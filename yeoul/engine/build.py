@@ -25,6 +25,9 @@ from yeoul.errors import ConfigError
 from yeoul.exec.protocol import Executor, ExecutorLimits
 from yeoul.kv.manager import KVManager
 from yeoul.kv.sizing import KVGroup, KVRequest, KVSizing, how_to_fit, size_kv
+from yeoul.kv.swap import SwapSpace
+from yeoul.sched.policies import Policies
+from yeoul.sched.room import RoomFor
 from yeoul.sched.scheduler import Scheduler
 
 if TYPE_CHECKING:
@@ -86,7 +89,14 @@ def assemble(config: EngineConfig, model: Model, tokenizer: Tokenizer) -> Engine
     executor = _make_executor(config, model, sizing)
     log.info("executor: %s (--executor, --isa, --num-threads)", executor.describe())
     specs = [spec for spec, _ in model.program.kv_groups]
-    kv = KVManager(specs, sizing.num_blocks, BLOCK_SIZE)
+    kv = KVManager(
+        specs,
+        sizing.num_blocks,
+        BLOCK_SIZE,
+        prefix_caching=config.enable_prefix_caching,
+        allocation=config.kv_allocation,
+        max_model_len=sizing.max_model_len,
+    )
     clock = cast(Clock, config.clock)
     return Engine(
         EngineParts(
@@ -154,7 +164,7 @@ def _scheduler(
     kv: KVManager,
     sizing: KVSizing,
     end_ids: frozenset[int],
-    room_for: Callable[[int], str | None],
+    room_for: RoomFor,
 ) -> Scheduler:
     return Scheduler(
         kv,
@@ -163,6 +173,16 @@ def _scheduler(
         max_model_len=sizing.max_model_len,
         end_tokens=frozenset(end_ids),
         room_for=room_for,
+        policies=Policies(
+            batching=config.batching,
+            order=config.scheduling_policy,
+            victim=config.preemption_victim,
+            fork=config.fork,
+            ageing_seconds=config.ageing_seconds,
+        ),
+        swap_space=SwapSpace(config.swap_space or sizing.total_bytes, sizing.block_bytes)
+        if config.preemption_mode == "swap"
+        else None,
     )
 
 
