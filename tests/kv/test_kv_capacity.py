@@ -151,7 +151,9 @@ def test_formulas_come_to_the_same_as_the_sums():
     assert token_formula(FULL) == "2 x 30 layers x 3 kv heads x 64 x 2 bytes = 23040 bytes"
     mixed = KVGroup(KVSpec(KVKind.FULL, 2, 8, 4, "f32", "f16"), 3)
     assert token_formula(mixed) == "3 layers x 2 kv heads x (K 8 x 4 bytes + V 4 x 2 bytes) = 240 bytes"
-    for group in (FULL, mixed):
+    scaled = KVGroup(KVSpec(KVKind.FULL, 2, 8, 8, "int8", "int8"), 3)
+    assert token_formula(scaled) == "2 x 3 layers x 2 kv heads x (8 x 1 bytes + 2 of scale) = 120 bytes"
+    for group in (FULL, mixed, scaled):
         assert token_formula(group).endswith(f"= {token_bytes(group.spec) * group.num_layers} bytes")
     window = KVGroup(KVSpec(KVKind.WINDOW, 1, 8, 8, window=32), 3)
     assert concurrent_formula(BASE, FULL, 101, 40) == "100 blocks / (40 / 16, rounded up) = 33"

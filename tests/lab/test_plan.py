@@ -54,6 +54,7 @@ OPTIONS = [
     {"kv_cache_memory": 2 * MIB},
     {"num_kv_blocks": 9, "max_num_batched_tokens": 100},
     {"max_model_len": 200, "max_num_seqs": 3, "kv_cache_dtype": "f32"},
+    {"kv_cache_dtype": "int8", "v_cache_dtype": "fp8_e4m3"},
 ]
 
 

@@ -18,7 +18,13 @@ if TYPE_CHECKING:
     from yeoul.lab.plan import KVPool, Plan
 
 SIZING = ENGINE.only(
-    "max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_cache_dtype", "kv_cache_memory", "num_kv_blocks"
+    "max_model_len",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "kv_cache_dtype",
+    "v_cache_dtype",
+    "kv_cache_memory",
+    "num_kv_blocks",
 )
 GIGA, TERA = 1e9, 1e12
 WIDTH = 120

@@ -11,9 +11,8 @@ from collections.abc import Sequence
 import msgspec
 
 from yeoul.errors import ConfigError
-from yeoul.types import KVKind, KVSpec
+from yeoul.types import KV_DTYPES, KVKind, KVSpec
 
-DTYPE_BYTES = {"f16": 2, "f32": 4}
 MEMORY_SHARE = 0.25
 """Part of the free memory that the KV pool may take when no flag says otherwise."""
 MIB = 1 << 20
@@ -61,12 +60,11 @@ class KVSizing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def token_bytes(spec: KVSpec) -> int:
-    """Bytes of one token in one layer. Raises ConfigError for a dtype without a known size."""
+    """Bytes of one token in one layer, scales included. Raises ConfigError for a dtype without a known size."""
     try:
-        k_bytes, v_bytes = DTYPE_BYTES[spec.k_dtype], DTYPE_BYTES[spec.v_dtype]
-    except KeyError as error:
-        raise ConfigError(f"KV dtype {error.args[0]!r} is unknown", param="kv_cache_dtype") from error
-    return spec.num_kv_heads * (spec.key_size * k_bytes + spec.value_size * v_bytes)
+        return spec.token_bytes()
+    except ValueError as error:
+        raise ConfigError(str(error), param="kv_cache_dtype") from error
 
 
 def block_bytes(group: KVGroup, block_size: int) -> int:
@@ -76,12 +74,18 @@ def block_bytes(group: KVGroup, block_size: int) -> int:
 
 def token_formula(group: KVGroup) -> str:
     """How the bytes of one token in all layers of the group come about, with the numbers put in."""
-    spec, bytes_of = group.spec, DTYPE_BYTES
-    k, v = f"{spec.key_size} x {bytes_of[spec.k_dtype]} bytes", f"{spec.value_size} x {bytes_of[spec.v_dtype]} bytes"
+    spec = group.spec
+    k, v = _head_formula(spec.key_size, spec.k_dtype), _head_formula(spec.value_size, spec.v_dtype)
     values = f"2 x {group.num_layers} layers x {spec.num_kv_heads} kv heads x {k}"
     if k != v:
         values = f"{group.num_layers} layers x {spec.num_kv_heads} kv heads x (K {k} + V {v})"
     return f"{values} = {token_bytes(spec) * group.num_layers} bytes"
+
+
+def _head_formula(size: int, dtype: str) -> str:
+    stored = KV_DTYPES[dtype]
+    values = f"{size} x {stored.value_bytes} bytes"
+    return f"({values} + {stored.scale_bytes} of scale)" if stored.scale_bytes else values
 
 
 def size_kv(request: KVRequest) -> KVSizing:
@@ -311,7 +315,7 @@ def _kind(spec: KVSpec) -> str:
 
 
 def _flag(spec: KVSpec) -> str:
-    return "--kv-cache-memory, --kv-cache-dtype" if spec.kind is KVKind.FULL else "--max-num-seqs"
+    return "--kv-cache-memory, --kv-cache-dtype, --v-cache-dtype" if spec.kind is KVKind.FULL else "--max-num-seqs"
 
 
 def _length_line(request: KVRequest, wanted: int, length: int) -> str:

@@ -149,9 +149,8 @@ def _open(config: EngineConfig) -> Model:
     from yeoul.weights.catalogue import find_model
     from yeoul.weights.gguf import GGUFFile
 
-    return load_model(
-        GGUFFile.open(find_model(config.model)), k_dtype=config.kv_cache_dtype, v_dtype=config.kv_cache_dtype
-    )
+    file = GGUFFile.open(find_model(config.model))
+    return load_model(file, k_dtype=config.kv_cache_dtype, v_dtype=config.v_cache_dtype)
 
 
 def _footprint(model: Model, wanted: KVRequest, max_positions: int) -> Footprint:
