@@ -44,7 +44,8 @@ def test_a_process_grows_by_it_and_the_pool():
         executor = native(model, threads=1, tokens=512, length=4096, seqs=2)
         grown = mapped() - before
     pool = executor._limits.num_blocks[0] * 16 * 23040
-    assert grown == pytest.approx(taken.total + pool, rel=0.02)
+    # The tile of logits is allocated by the first step.
+    assert grown == pytest.approx(taken.total - taken.logits + pool, rel=0.02)
 
 
 def test_the_tile_of_logits_is_the_cores():
