@@ -106,7 +106,20 @@ def test_wrong_usage_is_one_line_and_exit_code_2(args, message, capsys):
     assert len(lines) <= 2 and all(line.startswith("hint: ") for line in lines[1:])
 
 
-@pytest.mark.parametrize("command", [[], ["serve"], ["chat"], ["generate"], ["pull"], ["bench"], ["bench", "latency"]])
+@pytest.mark.parametrize(
+    "command",
+    [
+        [],
+        ["serve"],
+        ["chat"],
+        ["generate"],
+        ["pull"],
+        ["bench"],
+        ["bench", "latency"],
+        ["bench", "throughput"],
+        ["bench", "serve"],
+    ],
+)
 def test_help_exists_everywhere(command, capsys):
     assert main([*command, "--help"]) == 0
     out, err = capsys.readouterr()

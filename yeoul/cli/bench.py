@@ -1,4 +1,4 @@
-"""yeoul bench: measure speed on this machine. Owns the flags and the table; `latency` owns what is measured."""
+"""yeoul bench: its commands, and `latency`'s flags and table; `cli/latency` owns what that one measures."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import msgspec
 import typer
 
 from yeoul import __version__
+from yeoul.cli import bench_serve, bench_throughput
 from yeoul.cli.failures import UsageError
 from yeoul.cli.options import ENGINE, JsonFlag, LogLevel, ModelArgument, build, takes
 from yeoul.cli.session import open_engine
@@ -16,9 +17,14 @@ from yeoul.cli.terminal import interrupt_noted, progress
 from yeoul.config import EngineConfig
 
 if TYPE_CHECKING:
-    from yeoul.cli.latency import CostOf, DecodeLatency, PromptLatency, Spread, Workload
+    from yeoul.cli.latency import CostOf, DecodeLatency, PromptLatency, Workload
+    from yeoul.lab.meter import Spread
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+app.command()(bench_serve.serve)
+app.command()(bench_throughput.throughput)
 
 
 @app.callback()
