@@ -9,7 +9,7 @@ import msgspec
 import typer
 
 from yeoul import __version__
-from yeoul.cli import bench_serve, bench_throughput
+from yeoul.cli import bench_probe, bench_serve, bench_throughput
 from yeoul.cli.failures import UsageError
 from yeoul.cli.options import ENGINE, JsonFlag, LogLevel, ModelArgument, build, takes
 from yeoul.cli.session import open_engine
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
+app.command()(bench_probe.probe)
 app.command()(bench_serve.serve)
 app.command()(bench_throughput.throughput)
 
@@ -70,9 +71,14 @@ def latency(
     """Prompt speed, TTFT and decode speed of one model, with nothing else running.
 
     Figures are medians of the repeats, with the least and the greatest. A decode step gives one token to each row.
-    GB/s counts the file's weights and the KV.
+    GB/s counts the file's weights and the KV; "of probed" is their part of the read rate that a probe reached between
+    the runs (more than all of it: the weights stayed in the caches).
     """
     from yeoul.cli.latency import Workload, measure
+    from yeoul.engine.build import resolve
+    from yeoul.exec.native import choose_isa
+    from yeoul.lab.meter import spread
+    from yeoul.lab.probe import MemoryProbe
     from yeoul.obs.logs import setup_logging
 
     config = build(EngineConfig, model=model, **engine)
@@ -89,11 +95,16 @@ def latency(
     setup_logging(log_level)
     with open_engine(config) as opened, progress("bench latency", "runs") as show:
         about = opened.step_log.header
+        read_rates: list[float] = []
+        memory = MemoryProbe(choose_isa(config.isa)[0], resolve(config).num_threads)
         with interrupt_noted() as interrupt:
-            prompt, decode = measure(opened, workload, _cost_of(config), show, interrupt)
-    _print_table(about.executor, prompt, decode)
+            prompt, decode = measure(
+                opened, workload, _cost_of(config), show, interrupt, lambda: read_rates.append(memory.rate())
+            )
+    probed = spread(read_rates)
+    _print_table(about.executor, prompt, decode, probed)
     if json:
-        print(_as_json(model, msgspec.to_builtins(about), workload, prompt, decode))
+        print(_as_json(model, msgspec.to_builtins(about), workload, prompt, decode, probed))
 
 
 def _cost_of(config: EngineConfig) -> CostOf:
@@ -115,7 +126,12 @@ def _cost_of(config: EngineConfig) -> CostOf:
 
 
 def _as_json(
-    model: str, about: dict[str, Any], workload: Workload, prompt: PromptLatency, decode: list[DecodeLatency]
+    model: str,
+    about: dict[str, Any],
+    workload: Workload,
+    prompt: PromptLatency,
+    decode: list[DecodeLatency],
+    probed: Spread,
 ) -> str:
     parts = {
         "benchmark": "latency",
@@ -129,22 +145,25 @@ def _as_json(
         "workload": workload,
         "prompt": prompt,
         "decode": decode,
+        "probed_gigabytes_per_second": probed,
     }
     return msgspec.json.encode(parts).decode()
 
 
-def _print_table(executor: str, prompt: PromptLatency, decode: Iterable[DecodeLatency]) -> None:
+def _print_table(executor: str, prompt: PromptLatency, decode: Iterable[DecodeLatency], probed: Spread) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("", "tokens/s", "ms", "weights + KV, MB/token", "GB/s")
-    table.add_row(f"prompt {prompt.tokens}, TTFT", _show(prompt.tokens_per_second), _show(prompt.ttft, 1e3), "", "")
+    table = Table("", "tokens/s", "ms", "weights + KV, MB/token", "GB/s", "of probed")
+    table.add_row(f"prompt {prompt.tokens}, TTFT", _show(prompt.tokens_per_second), _show(prompt.ttft, 1e3), "", "", "")
     for row in decode:
         size = f"{row.weight_bytes_per_token / 1e6:.1f} + {row.kv_bytes_per_token / 1e6:.1f}"
         speed, step = _show(row.tokens_per_second), _show(row.step, 1e3)
-        table.add_row(f"decode {row.batch}, step", speed, step, size, _number(row.gigabytes_per_second.median))
+        rate = row.gigabytes_per_second.median
+        table.add_row(f"decode {row.batch}, step", speed, step, size, _number(rate), f"{rate / probed.median:.0%}")
     console = Console(width=None if Console().is_terminal else 120)
     console.print(f"executor: {executor}", highlight=False)
+    console.print(f"probed read bandwidth: {_show(probed)} GB/s", highlight=False)
     console.print(table)
 
 

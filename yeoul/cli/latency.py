@@ -63,10 +63,19 @@ class DecodeLatency(msgspec.Struct, frozen=True, kw_only=True):
     """10^9 bytes of weights and KV per second."""
 
 
+def _nothing() -> None:
+    """Nothing is probed."""
+
+
 def measure(
-    engine: Engine, workload: Workload, cost_of: CostOf, progress: Callable[[int, int], None], interrupt: Interrupt
+    engine: Engine,
+    workload: Workload,
+    cost_of: CostOf,
+    progress: Callable[[int, int], None],
+    interrupt: Interrupt,
+    probe: Callable[[], None] = _nothing,
 ) -> tuple[PromptLatency, list[DecodeLatency]]:
-    """Run a workload.
+    """Run a workload. `probe` is called after every run, so that what it measures lies between the samples.
 
     Raises what `Engine.check` raises, EngineError for a step that failed, and KeyboardInterrupt, between two steps,
     after Ctrl-C.
@@ -78,6 +87,7 @@ def measure(
         nonlocal done
         done += 1
         progress(done, total)
+        probe()
 
     runner = _Runner(engine, interrupt)
     return _prompt(runner, workload, tick), [_decode(runner, workload, n, cost_of, tick) for n in workload.batches]
