@@ -32,7 +32,11 @@ const KernelTable& kernels() {
 }
 
 const ProbeTable& probes() {
+#ifdef YEOUL_AMX
+  static constexpr ProbeTable table{probe_read, probe_tiles, probe_fma};
+#else
   static constexpr ProbeTable table{probe_read, probe_dot, probe_fma};
+#endif
   return table;
 }
 

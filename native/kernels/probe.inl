@@ -19,7 +19,37 @@ float probe_read(const float* data, std::int64_t floats, bool prefetch) {
   return prefetch ? read_floats<true>(data, floats) : read_floats<false>(data, floats);
 }
 
-// The barriers hide from the compiler that every round does the same.
+#ifdef YEOUL_AMX
+// Four independent sums of [16 x 64] x [64 x 16] products.
+double probe_tiles(std::int64_t rounds, float* out) {
+  alignas(64) std::int8_t a[16][64], b[16][64];
+  alignas(64) std::int32_t c[16][16];
+  for (int i = 0; i < 16 * 64; ++i) a[i / 64][i % 64] = b[i / 64][i % 64] = static_cast<std::int8_t>(i % 7 - 3);
+  TileConfig config;
+  for (int i = 0; i < 6; ++i) {
+    config.rows[i] = kTileRows;
+    config.column_bytes[i] = 64;
+  }
+  _tile_loadconfig(&config);
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  _tile_loadd(4, a, 64);
+  _tile_loadd(5, b, 64);
+  for (std::int64_t r = 0; r < rounds; ++r) {
+    _tile_dpbssd(0, 4, 5);
+    _tile_dpbssd(1, 4, 5);
+    _tile_dpbssd(2, 4, 5);
+    _tile_dpbssd(3, 4, 5);
+  }
+  _tile_stored(0, c, 64);
+  _tile_release();
+  *out = static_cast<float>(c[0][0]);
+  return 4.0 * 2 * 16 * 16 * 64 * static_cast<double>(rounds);
+}
+#else
+// Here and below the barriers hide from the compiler that every round does the same.
 double probe_dot(std::int64_t rounds, float* out) {
   alignas(64) std::uint8_t codes[64];
   alignas(64) std::int8_t values[4] = {3, -5, 7, 1};
@@ -37,6 +67,7 @@ double probe_dot(std::int64_t rounds, float* out) {
   *out = total;
   return 2.0 * 64 * kChains * static_cast<double>(rounds);
 }
+#endif
 
 double probe_fma(std::int64_t rounds, float* out) {
   alignas(64) float values[16];

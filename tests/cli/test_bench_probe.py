@@ -52,10 +52,10 @@ def test_the_tables_and_the_json_say_the_same(monkeypatch):
     small = {"OUTPUTS": 64, "INPUTS": 256, "ROWS": (1, 3), "ROUNDS": 1000, "READ_BYTES": 1, "TRIES": 1}
     for name, value in (small | {"MIN_MEMORY": 4 * MIB, "MAX_MEMORY": 4 * MIB}).items():
         monkeypatch.setattr(probe, name, value)
-    monkeypatch.setattr(probe, "cache_bytes", lambda level: MIB)
+    monkeypatch.setattr(probe, "cache_bytes", lambda level, root=None: MIB)
     done = inline("bench", "probe", "--num-threads", 2, "--json")
     assert done.returncode == 0, done
-    assert done.stderr.splitlines()[-1] == "bench probe: 4 of 4 parts"
+    assert done.stderr.splitlines()[-1] == "bench probe: 5 of 5 parts"
     *table, last = done.stdout.splitlines()
     report = json.loads(last)
     reads = {(rate["level"], rate["threads"], rate["page_bytes"]) for rate in report["reads"]}
@@ -74,5 +74,11 @@ def test_what_is_wrong_is_one_line():
     refuses(inline("bench", "probe", "--isa", "abacus"), 1, "abacus")
 
 
-def test_caches_have_a_size():
-    assert probe.cache_bytes(2) > 0 and probe.cache_bytes(3) > 0
+def test_caches_have_the_size_that_the_system_says(tmp_path):
+    for index, (level, size) in enumerate([("1", "48K"), ("2", "2048K"), ("x", "1K"), ("3", "many")]):
+        folder = tmp_path / f"sys/devices/system/cpu/cpu0/cache/index{index}"
+        folder.mkdir(parents=True)
+        (folder / "level").write_text(level + "\n")
+        (folder / "size").write_text(size + "\n")
+    assert probe.cache_bytes(2, tmp_path) == 2 * MIB
+    assert probe.cache_bytes(3, tmp_path) == probe.cache_bytes(3, tmp_path / "none") == 32 * MIB

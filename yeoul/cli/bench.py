@@ -13,11 +13,12 @@ from yeoul.cli import bench_probe, bench_serve, bench_throughput
 from yeoul.cli.failures import UsageError
 from yeoul.cli.options import ENGINE, JsonFlag, LogLevel, ModelArgument, build, takes
 from yeoul.cli.session import open_engine
-from yeoul.cli.terminal import interrupt_noted, progress
+from yeoul.cli.terminal import Progress, interrupt_noted, progress
 from yeoul.config import EngineConfig
 
 if TYPE_CHECKING:
     from yeoul.cli.latency import CostOf, DecodeLatency, PromptLatency, Workload
+    from yeoul.engine.loop import Engine
     from yeoul.lab.meter import Spread
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -71,14 +72,10 @@ def latency(
     """Prompt speed, TTFT and decode speed of one model, with nothing else running.
 
     Figures are medians of the repeats, with the least and the greatest. A decode step gives one token to each row.
-    GB/s counts the file's weights and the KV; "of probed" is their part of the read rate that a probe reached between
-    the runs (more than all of it: the weights stayed in the caches).
+    GB/s counts the file's weights and the KV; "of probed" is their part of the rate at which a probe read as much,
+    between the runs.
     """
-    from yeoul.cli.latency import Workload, measure
-    from yeoul.engine.build import resolve
-    from yeoul.exec.native import choose_isa
-    from yeoul.lab.meter import spread
-    from yeoul.lab.probe import MemoryProbe
+    from yeoul.cli.latency import Workload
     from yeoul.obs.logs import setup_logging
 
     config = build(EngineConfig, model=model, **engine)
@@ -95,16 +92,30 @@ def latency(
     setup_logging(log_level)
     with open_engine(config) as opened, progress("bench latency", "runs") as show:
         about = opened.step_log.header
-        read_rates: list[float] = []
-        memory = MemoryProbe(choose_isa(config.isa)[0], resolve(config).num_threads)
-        with interrupt_noted() as interrupt:
-            prompt, decode = measure(
-                opened, workload, _cost_of(config), show, interrupt, lambda: read_rates.append(memory.rate())
-            )
-    probed = spread(read_rates)
+        prompt, decode, probed = _measure(opened, config, workload, show)
     _print_table(about.executor, prompt, decode, probed)
     if json:
         print(_as_json(model, msgspec.to_builtins(about), workload, prompt, decode, probed))
+
+
+def _measure(
+    engine: Engine, config: EngineConfig, workload: Workload, show: Progress
+) -> tuple[PromptLatency, list[DecodeLatency], Spread]:
+    """The workload's figures, and GB/s of the reads between its samples."""
+    from yeoul.cli.latency import measure
+    from yeoul.engine.build import resolve
+    from yeoul.exec.native import choose_isa
+    from yeoul.lab.meter import spread
+    from yeoul.lab.probe import MIN_READ, ReadProbe
+
+    cost_of = _cost_of(config)
+    # As much as a step reads: so the part of it that stays in a cache is the same.
+    size = max(MIN_READ, cost_of(1, workload.context_tokens).weight_bytes)
+    memory = ReadProbe(choose_isa(config.isa)[0], resolve(config).num_threads, size)
+    rates: list[float] = []
+    with interrupt_noted() as interrupt:
+        prompt, decode = measure(engine, workload, cost_of, show, interrupt, lambda: rates.append(memory.rate()))
+    return prompt, decode, spread(rates)
 
 
 def _cost_of(config: EngineConfig) -> CostOf:

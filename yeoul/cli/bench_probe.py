@@ -25,7 +25,7 @@ def probe(
 ) -> None:
     """What this machine can do at most: read rates of caches and memory, arithmetic peaks, 4-bit products.
 
-    Every figure is the best of several tries. Takes some seconds, and memory of four times the largest cache, twice.
+    Every figure is the best of several tries. Takes some seconds, and up to 2 GiB of memory.
     """
     from yeoul.engine.machine import available_cpus, describe_machine
     from yeoul.exec.native import choose_isa

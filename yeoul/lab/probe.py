@@ -6,8 +6,8 @@ models. Every figure is the best of several tries, because other work on the mac
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import msgspec
 
@@ -17,8 +17,14 @@ PAGES = (4 << 10, 2 << 20)
 TRIES = 3
 MIB = 1 << 20
 MIN_MEMORY, MAX_MEMORY = 128 * MIB, 1024 * MIB
+MAX_L3 = 64 * MIB
+"""Large caches are shared with other machines' processes."""
+ONE_PASS = 80 * MIB
+"""So much takes long enough to measure reading it once."""
 READ_BYTES = 128 * MIB
 """That one try of a cache reads for each thread."""
+MIN_READ = 32 * MIB
+"""Of a probe that runs between samples."""
 ROUNDS = 1_000_000
 OUTPUTS, INPUTS = 28672, 4096
 """Of the w4 matrix: 66 MB, more than most caches hold."""
@@ -53,7 +59,7 @@ class Peak(msgspec.Struct, frozen=True, kw_only=True):
 
     threads: int
     int8: float
-    """Products of 8-bit integers, summed in 32 bits, by vector instructions."""
+    """Products of 8-bit integers, summed in 32 bits; on tiles at the level that has them."""
     float32: float
 
 
@@ -66,58 +72,57 @@ class ProbeReport(msgspec.Struct, frozen=True, kw_only=True):
     gemm: list[GemmRate]
 
 
-class MemoryProbe:
-    """The read rate of memory, again and again, to lay beside samples of something else.
+class ReadProbe:
+    """Read rates, again and again, to lay beside samples of something else.
 
-    The best of one and all threads on small and huge pages. Holds two areas larger than the caches.
+    Of one and all threads, on small and huge pages.
     """
 
-    def __init__(self, isa: str, threads: int) -> None:
-        """Raises ValueError for a level that does not run here, MemoryError."""
+    def __init__(self, isa: str, threads: int, size: int) -> None:
+        """`size`: the most bytes that are read, of each of two areas.
+
+        Raises ValueError for a level that does not run here, MemoryError.
+        """
         self._isa = isa
+        self._size = size
         self._pools = {count: _native.Pool(count) for count in sorted({1, threads})}
-        self._bytes = min(max(4 * cache_bytes(3), MIN_MEMORY), MAX_MEMORY)
         widest = self._pools[threads]
-        self._areas = {page: _native.ProbeMemory(self._bytes, page > PAGES[0], widest) for page in PAGES}
+        self._areas = {page: _native.ProbeMemory(size, page > PAGES[0], widest) for page in PAGES}
 
     def rate(self) -> float:
-        """GB/s now."""
-        return max(rate.gigabytes_per_second for rate in self.rates(tries=1))
+        """GB/s of the best way to read the whole area now."""
+        return max(rate.gigabytes_per_second for rate in self.rates("memory", shared=self._size, tries=1))
 
-    def rates(self, tries: int = TRIES) -> Iterator[ReadRate]:
-        """Each number of threads with each page size."""
-        yield from self._level("memory", lambda threads: self._bytes // threads, tries)
-
-    def caches(self) -> Iterator[ReadRate]:
-        """The same for L2 (of each core) and L3 (shared), half of each: the rest is for others."""
-        second, third = cache_bytes(2) // 2, cache_bytes(3) // 2
-        yield from self._level("L2", lambda threads: second, TRIES)
-        yield from self._level("L3", lambda threads: third // threads, TRIES)
-
-    def _level(self, level: str, share: Callable[[int], int], tries: int) -> Iterator[ReadRate]:
+    def rates(self, level: str, *, shared: int = 0, own: int = 0, tries: int = TRIES) -> Iterator[ReadRate]:
+        """Every way to read `shared` bytes, split between the threads, or `own` bytes by each of them."""
         for threads, pool in self._pools.items():
-            own = share(threads)
-            passes = 1 if level == "memory" else max(2, READ_BYTES // own)
+            part = own or shared // threads
+            passes = 1 if part * threads >= ONE_PASS else max(2, READ_BYTES // part)
             for page, area in self._areas.items():
-                best = max(
-                    _native.probe_read(pool, self._isa, area, own, passes, ahead)
+                tried = [
+                    _native.probe_read(pool, self._isa, area, part, passes, ahead)
                     for _ in range(tries)
                     for ahead in (False, True)
-                )
+                ]
                 yield ReadRate(
                     level=level,
-                    megabytes=own * threads / 1e6,
+                    megabytes=part * threads / 1e6,
                     threads=threads,
                     page_bytes=page,
-                    gigabytes_per_second=best / 1e9,
+                    gigabytes_per_second=max(tried) / 1e9,
                 )
 
 
-def cache_bytes(level: int) -> int:
+def cache_bytes(level: int, root: Path = Path("/")) -> int:
     """Of one cache of the second or third level; a common size where the system does not say."""
-    name = f"SC_LEVEL{level}_CACHE_SIZE"
-    size = os.sysconf(name) if name in os.sysconf_names else 0
-    return size if size > 0 else {2: MIB, 3: 32 * MIB}[level]
+    for folder in sorted((root / "sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        try:
+            found = int((folder / "level").read_text()), (folder / "size").read_text().strip()
+        except (OSError, ValueError):
+            continue
+        if found[0] == level and found[1].endswith("K") and found[1][:-1].isdigit():
+            return int(found[1][:-1]) << 10
+    return {2: MIB, 3: 32 * MIB}[level]
 
 
 def probe(isa: str, threads: int, progress: Callable[[int, int], None]) -> ProbeReport:
@@ -125,11 +130,15 @@ def probe(isa: str, threads: int, progress: Callable[[int, int], None]) -> Probe
 
     Raises ValueError for a level that does not run here.
     """
-    memory = MemoryProbe(isa, threads)
+    size = min(max(2 * cache_bytes(3), MIN_MEMORY), MAX_MEMORY)
+    # Half of each cache: the rest is for others.
+    second, third = cache_bytes(2) // 2, min(cache_bytes(3) // 2, MAX_L3)
+    memory = ReadProbe(isa, threads, max(size, second * threads))
     stages: list[Callable[[], object]] = []
     report = ProbeReport(isa=isa, reads=[], peaks=[], gemm=[])
-    stages.append(lambda: report.reads.extend(memory.caches()))
-    stages.append(lambda: report.reads.extend(memory.rates()))
+    stages.append(lambda: report.reads.extend(memory.rates("L2", own=second)))
+    stages.append(lambda: report.reads.extend(memory.rates("L3", shared=third)))
+    stages.append(lambda: report.reads.extend(memory.rates("memory", shared=size)))
     stages.append(lambda: report.peaks.extend(_peak(isa, count) for count in sorted({1, threads})))
     stages.append(lambda: report.gemm.extend(_gemm(isa, threads)))
     for done, stage in enumerate(stages, 1):
