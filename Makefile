@@ -28,9 +28,11 @@ help:
 	@echo "make setup        make $(VENV), build and install Yeoul in it (PYTHON=... chooses the interpreter)"
 	@echo "make model        get the model $(MODEL)"
 	@echo "make test         set up, get the model, run all tests: kernels in C++, then Python"
+	@echo "make matrix       1,000 mixes of techniques against solo replies; writes docs/reference/techniques.md"
 	@echo "make test-models  the tests of further real models: 2 GB of downloads, many minutes"
 	@echo "make check        format, lint, types and the quick tests"
 	@echo "make build        build the C++ core again"
+	@echo "make clients      run other projects' clients (openai, LangChain, llm, ...) against the server"
 	@echo "make test-oracle  make the stored oracles again with torch and transformers (by hand; large download)"
 	@echo "make clean        remove everything that was built; models stay"
 
@@ -90,7 +92,7 @@ serve: model
 
 QUICK := tests/kv tests/obs tests/ops tests/sched tests/text
 
-.PHONY: test test-models check test-oracle
+.PHONY: test test-models clients check test-oracle
 test: $(VENV)/.test-tools model kernel-test kernel-test-neon
 	$(SAY) "running the Python tests"
 	@$(BIN)/python -m pytest -q -m "not models"
@@ -99,6 +101,15 @@ test-models: $(VENV)/.test-tools
 	$(SAY) "getting all models of the catalogue (2 GB)"
 	@$(BIN)/python bench/fetch_models.py
 	@$(BIN)/python -m pytest -q -m models
+
+.PHONY: matrix
+MIXES ?= 1000
+matrix: $(VENV)/.test-tools
+	$(BIN)/python tests/matrix/run_matrix.py --mixes $(MIXES) --page docs/reference/techniques.md
+
+# Other projects' clients against the server, in an environment of their own (by hand; large downloads).
+clients: model
+	@PYTHON=$(BIN)/python MODEL=$(MODEL) sh bench/clients/run.sh
 
 check: $(VENV)/.dev-tools
 	$(BIN)/ruff format --check

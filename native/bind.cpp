@@ -8,6 +8,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -251,6 +252,18 @@ void bind_execution(nb::module_& m) {
       .def("logits", [](BoundProgram& self, ViewTuple x, ViewTuple q8, yeoul::PackedWeight* weight) {
         self.program.add(yeoul::make_logits(to_view(x), to_view(q8), weight));
       }, "x"_a, "q8"_a, "weight"_a, nb::keep_alive<1, 4>())
+      .def("copy_block", [](BoundProgram& self, std::int64_t group, std::int64_t source, std::int64_t target) {
+        self.program.copy_block(group, source, target);
+      }, "group"_a, "source"_a, "target"_a, "Copy a KV block, all layers of its group. IndexError for one that does not exist.")
+      .def("read_block", [](const BoundProgram& self, std::int64_t group, std::int64_t block) {
+        const auto bytes = self.program.block(group, block);
+        return to_numpy(std::vector<std::uint8_t>(bytes.begin(), bytes.end()));
+      }, "group"_a, "block"_a, "A KV block's bytes as they lie: for each layer of the group keys, then values.")
+      .def("write_block", [](BoundProgram& self, std::int64_t group, std::int64_t block, Bytes bytes) {
+        const auto target = self.program.block(group, block);
+        if (bytes.size() != target.size()) throw std::out_of_range("the bytes are not those of a KV block");
+        std::copy_n(bytes.data(), bytes.size(), target.data());
+      }, "group"_a, "block"_a, "bytes"_a, "Put back what read_block gave. IndexError for a wrong size or block.")
       .def("time", [](BoundProgram& self, bool on) { self.program.time(on); }, "on"_a, "Measure every instruction from now on, or stop.")
       .def("nanoseconds", [](const BoundProgram& self) { return to_numpy(std::vector<std::int64_t>(self.program.nanoseconds())); },
            "int64, of each instruction in the last run; empty when not measuring.")

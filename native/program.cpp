@@ -48,6 +48,18 @@ KVLayout Program::layer(int g, int index) const {
   return layout;
 }
 
+std::span<std::uint8_t> Program::block(std::int64_t g, std::int64_t id) const {
+  if (g < 0 || g >= static_cast<std::int64_t>(groups_.size())) throw std::out_of_range("there is no such KV group");
+  const KVGroup& group = groups_[static_cast<std::size_t>(g)];
+  if (id < 1 || id >= group.num_blocks) throw std::out_of_range("there is no such KV block");
+  return {kv_memory_[static_cast<std::size_t>(g)]->data() + id * block_bytes(group), static_cast<std::size_t>(block_bytes(group))};
+}
+
+void Program::copy_block(std::int64_t g, std::int64_t source, std::int64_t target) {
+  const auto from = block(g, source);
+  std::copy_n(from.data(), from.size(), block(g, target).data());
+}
+
 void Program::run(const Frame& frame, std::size_t first, std::size_t last) {
   std::fill(planned_.begin(), planned_.end(), false);
   last = std::min(last, instructions_.size());

@@ -3,6 +3,7 @@
 #pragma once
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -140,6 +141,10 @@ class Program {
 
   const KVGroup& group(int g) const { return groups_[static_cast<std::size_t>(g)]; }
   KVLayout layer(int g, int index) const;
+  // One block as it lies: for each layer of the group its keys, then its values. Throws std::out_of_range for a block
+  // that does not exist or is null, and so does copy_block.
+  std::span<std::uint8_t> block(std::int64_t g, std::int64_t id) const;
+  void copy_block(std::int64_t g, std::int64_t source, std::int64_t target);
   // The attention work of this step for a group with `heads` query heads per KV head: made once, used by all its layers.
   const GroupPlan& attention_plan(int g, int heads, const Frame& frame);
   float* partials(std::size_t floats);

@@ -15,6 +15,8 @@ from yeoul.engine.loop import Engine, EngineParts
 from yeoul.engine.step_log import HeaderRecord, StepLog
 from yeoul.exec.protocol import Ticket
 from yeoul.kv.manager import KVManager
+from yeoul.kv.swap import SwapSpace
+from yeoul.sched.policies import Policies
 from yeoul.sched.scheduler import Scheduler
 from yeoul.step import NULL_BLOCK, PlanRow, RowResult, RowStatus, SlotState, StepPlan, StepResult
 from yeoul.types import KVKind, KVSpec, Request, SamplingParams, TokenLogprob
@@ -29,10 +31,10 @@ def window_spec(window: int) -> KVSpec:
 
 
 class Slot:
-    def __init__(self, state: SlotState, num_groups: int) -> None:
+    def __init__(self, state: SlotState, num_groups: int, computed: int) -> None:
         self.state = state
         self.tables: list[list[int]] = [[] for _ in range(num_groups)]
-        self.computed = 0
+        self.computed = computed
         self.last_token: int | None = None
 
 
@@ -49,6 +51,7 @@ class ScriptedExecutor:
         self.cells: list[dict[tuple[int, int], tuple[int, int]]] = [{} for _ in specs]
         self.num_blocks = num_blocks
         self.slots: dict[int, Slot] = {}
+        self.swapped: dict[int, list[list[list[tuple[int, int] | None]]]] = {}
         self.before: Callable[[StepPlan], None] = lambda plan: None
         self.row_status: Callable[[StepPlan, PlanRow], RowStatus] = lambda plan, row: RowStatus.OK
         self.plans: list[StepPlan] = []
@@ -76,6 +79,30 @@ class ScriptedExecutor:
             raise
         for slot in plan.released_slots:
             del self.slots[slot]
+        self._move(plan)
+
+    def _move(self, plan: StepPlan) -> None:
+        for handle in plan.dropped_swaps:
+            self.swapped.pop(handle, None)
+        for out in plan.swap_outs:
+            self.swapped[out.handle] = [
+                [self._take_cells(group, block) for block in blocks] for group, blocks in enumerate(out.blocks)
+            ]
+        for copy in plan.block_copies:
+            self._put_cells(copy.group, copy.target, self._take_cells(copy.group, copy.source))
+        for back in plan.swap_ins:
+            for group, (blocks, kept) in enumerate(zip(back.blocks, self.swapped.pop(back.handle), strict=True)):
+                for block, cells in zip(blocks, kept, strict=True):
+                    self._put_cells(group, block, cells)
+
+    def _take_cells(self, group: int, block: int) -> list[tuple[int, int] | None]:
+        return [self.cells[group].get((block, offset)) for offset in range(BLOCK_SIZE)]
+
+    def _put_cells(self, group: int, block: int, cells: Sequence[tuple[int, int] | None]) -> None:
+        for offset, cell in enumerate(cells):
+            self.cells[group].pop((block, offset), None)
+            if cell is not None:
+                self.cells[group][block, offset] = cell
 
     def collect(self, ticket: Ticket) -> StepResult:
         return self._results.pop(ticket)
@@ -90,7 +117,7 @@ class ScriptedExecutor:
         assert 0 <= row.slot < self.max_num_seqs
         if row.state is not None:
             assert self.in_doubt or row.slot not in self.slots, "a slot that was never released"
-            self.slots[row.slot] = Slot(row.state, len(self.specs))
+            self.slots[row.slot] = Slot(row.state, len(self.specs), row.start)
         slot = self.slots[row.slot]
         assert row.start == slot.computed, f"positions from {row.start}, computed {slot.computed}"
         token_ids = row.token_ids
@@ -108,8 +135,11 @@ class ScriptedExecutor:
 
     def _write(self, slot: Slot, row: PlanRow, token_ids: Sequence[int]) -> None:
         for group, blocks in enumerate(row.new_blocks):
-            for block in blocks:
-                assert 0 < block < self.num_blocks[group]
+            for index, block in enumerate(blocks, len(slot.tables[group])):
+                assert 0 <= block < self.num_blocks[group]
+                if index * BLOCK_SIZE < row.start:
+                    continue  # Shared, copied or brought back: its contents are what the stay begins with.
+                assert block != NULL_BLOCK
                 # Poison: whatever an earlier owner left is gone, and reading it before writing raises KeyError.
                 for offset in range(BLOCK_SIZE):
                     self.cells[group].pop((block, offset), None)
@@ -195,9 +225,20 @@ def scripted_engine(
     step_log: str | None = None,
     executor: ScriptedExecutor | None = None,
     seed: int = 1,
+    prefix_caching: bool = True,
+    allocation: str = "paged",
+    policies: Policies | None = None,
+    swap_blocks: int = 0,
     **log_options: object,
 ) -> Engine:
-    kv = KVManager(specs, num_blocks, BLOCK_SIZE)
+    kv = KVManager(
+        specs,
+        num_blocks,
+        BLOCK_SIZE,
+        prefix_caching=prefix_caching,
+        allocation=allocation,
+        max_model_len=max_model_len,
+    )
     executor = executor or ScriptedExecutor(specs, num_blocks, max_num_seqs)
     scheduler = Scheduler(
         kv,
@@ -205,6 +246,8 @@ def scripted_engine(
         max_num_batched_tokens=max_num_batched_tokens,
         max_model_len=max_model_len,
         end_tokens=frozenset({EOS}),
+        policies=policies,
+        swap_space=SwapSpace(swap_blocks, [1] * len(specs)) if swap_blocks else None,
     )
     header = HeaderRecord(
         unix=0.0, at=0.0, config={"seed": seed}, machine={}, model="scripted", executor="scripted", seed=seed

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         UnsupportedModelError,
         YeoulError,
     )
-    from yeoul.types import FinishReason, SamplingParams, TokenLogprob
+    from yeoul.types import FinishReason, SamplingParams, Structured, StructuredKind, TokenLogprob
 
 __version__ = "0.1.0"
 
@@ -46,6 +46,8 @@ __all__ = [
     "RequestOutput",
     "SamplingParams",
     "ShuttingDownError",
+    "Structured",
+    "StructuredKind",
     "TokenLogprob",
     "UnsupportedModelError",
     "YeoulError",
@@ -59,6 +61,8 @@ _HOMES = MappingProxyType(
         "EngineConfig": "yeoul.config",
         "FinishReason": "yeoul.types",
         "SamplingParams": "yeoul.types",
+        "Structured": "yeoul.types",
+        "StructuredKind": "yeoul.types",
         "TokenLogprob": "yeoul.types",
     }
 )

@@ -65,12 +65,39 @@ class SlotState(msgspec.Struct, frozen=True):
     """None: the logits are sampled as they are."""
 
 
+class BlockCopy(msgspec.Struct, frozen=True):
+    """Copy one block's keys and values, all layers of a KV group, to another block of the group."""
+
+    group: int
+    source: int
+    target: int
+
+
+class SwapOut(msgspec.Struct, frozen=True):
+    """Keep a copy of these blocks, per KV group, under a handle; they belong to somebody else right after."""
+
+    handle: int
+    blocks: tuple[tuple[int, ...], ...]
+
+
+class SwapIn(msgspec.Struct, frozen=True):
+    """Bring what was kept under a handle back into these blocks, for the sequence in a slot, and forget the handle.
+
+    As many blocks per group as went out, in the same order.
+    """
+
+    handle: int
+    slot: int
+    blocks: tuple[tuple[int, ...], ...]
+
+
 class PlanRow(msgspec.Struct, frozen=True):
     """The part of one sequence that a step computes: positions start .. start + num_tokens - 1.
 
     `token_ids` holds the tokens at those positions. Empty means "from slot": the one token that the executor sampled
     last for this slot (then num_tokens is 1). `new_blocks`, one tuple per KV group, is appended to the slot's block
-    tables; with `state` set (the first row of a stay) the tables are emptied first.
+    tables; with `state` set (the first row of a stay) the tables are emptied first. A stay may begin at a position
+    above 0: the KV before it is in the blocks already, or comes there by the plan's copies.
     """
 
     slot: int
@@ -91,11 +118,19 @@ class PlanRow(msgspec.Struct, frozen=True):
 
 
 class StepPlan(msgspec.Struct, frozen=True):
-    """One step. Slots are released before any row runs; a slot may be released and taken again in the same plan."""
+    """One step. Before any row runs, in this order: slots are released, swaps dropped, blocks swapped out, copied and
+    swapped in. A slot may be released and taken again in the same plan, and so may a block.
+
+    A row whose swap-in fails has the status ERROR. Dropping a handle that is unknown does nothing.
+    """
 
     step_id: int
     rows: tuple[PlanRow, ...]
     released_slots: tuple[int, ...] = ()
+    block_copies: tuple[BlockCopy, ...] = ()
+    dropped_swaps: tuple[int, ...] = ()
+    swap_outs: tuple[SwapOut, ...] = ()
+    swap_ins: tuple[SwapIn, ...] = ()
 
     @property
     def num_tokens(self) -> int:

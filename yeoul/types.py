@@ -198,7 +198,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     params: SamplingParams
     priority: int = 0
     cache_salt: str | None = None
-    """Prompts share cached blocks only where their salts are equal."""
+    """Cached prefixes are shared only among requests with the same salt (or none)."""
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
     """The token sequences of `params.bad_words`."""
     pooling: Pooling | None = None
@@ -212,6 +212,29 @@ class TokenLogprob(msgspec.Struct, frozen=True):
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
     """(token id, logprob), descending, ties by ascending id; `SamplingParams.logprobs` entries."""
+
+
+class SequenceTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a sequence's time went, in seconds from its arrival in the engine to its last token. The parts sum to
+    `total`; engine/timeline.py says what belongs to which."""
+
+    queue: float
+    """Until its first step."""
+    prefill: float
+    """In steps that computed its prompt, up to the first token."""
+    decode: float
+    """In steps that computed its later tokens."""
+    stalled: float
+    """The shares of those steps that went into other requests' prompts."""
+    preempted: float
+    """Back in the queue, or computing again what was lost."""
+    tokens_per_second: float | None = None
+    """Of the tokens after the first; None for one token."""
+
+    @property
+    def total(self) -> float:
+        """End to end."""
+        return self.queue + self.prefill + self.decode + self.stalled + self.preempted
 
 
 class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):
@@ -238,6 +261,9 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):
     num_output_tokens: int = 0
     """Generated so far by this sequence, including the end token."""
     num_cached_tokens: int = 0
+    """Prompt tokens that the request found in the prefix cache when it started."""
+    times: SequenceTimes | None = None
+    """With the last output of a sequence that was not cut off."""
 
 
 class KVKind(StrEnum):

@@ -6,7 +6,7 @@ import typer
 
 from yeoul.cli import main
 from yeoul.cli.bench import parse_batches
-from yeoul.cli.options import ENGINE, LOG_LEVELS, SAMPLING, SERVER, build, parse_size
+from yeoul.cli.options import ENGINE, LOG_FORMATS, LOG_LEVELS, SAMPLING, SERVER, build, parse_size
 from yeoul.config import EngineConfig
 from yeoul.obs import logs
 from yeoul.server.options import ServerOptions
@@ -15,7 +15,18 @@ from yeoul.types import SamplingParams
 NOT_FLAGS = {
     EngineConfig: {"model", "served_model_name", "executor_factory", "clock"},
     ServerOptions: {"served_model_names"},
-    SamplingParams: {"n", "logprobs"},
+    SamplingParams: {
+        "n",
+        "logprobs",
+        "prompt_logprobs",
+        "logit_bias",
+        "allowed_token_ids",
+        "bad_words",
+        "structured",
+        "stop_token_ids",
+        "include_stop_str_in_output",
+        "skip_special_tokens",
+    },
 }
 
 
@@ -41,7 +52,7 @@ def test_a_group_can_have_fewer_flags_and_other_defaults():
 
 
 def test_log_levels_are_those_of_the_logs():
-    assert LOG_LEVELS == logs.LEVELS
+    assert LOG_LEVELS == logs.LEVELS and LOG_FORMATS == logs.FORMATS
 
 
 @pytest.mark.parametrize(
@@ -65,6 +76,11 @@ def test_batches():
             parse_batches(text)
 
 
+def test_what_is_on_by_default_can_be_switched_off():
+    option = next(flag for flag in ENGINE.flags if flag.field == "fork").parameter(ENGINE).annotation.__metadata__[0]
+    assert option.default == "--fork/--no-fork"
+
+
 def test_structs_are_built_from_flags():
     params = build(SamplingParams, stop=["a", "b"], max_tokens=None)
     assert params.stop == ("a", "b") and params.max_tokens is None
@@ -73,12 +89,15 @@ def test_structs_are_built_from_flags():
 WRONG = [
     (["generate", "m", "p", "--top-p", "2"], "--top-p must be between 0 and 1"),
     (["generate", "m", "p", "--temperature", "nan"], "--temperature"),
-    (["generate", "m", "p", "--max-tokens", "0"], "--max-tokens must be between"),
+    (["generate", "m", "p", "--max-tokens", "-1"], "--max-tokens must be between"),
     (["generate", "m", "p", "--max-tokens", "many"], "--max-tokens"),
-    (["generate", "m", "p", "--stop", ""], "stop strings must not be empty"),
+    (["generate", "m", "p", "--stop", ""], "--stop must not hold empty strings"),
     (["generate", "m", "p", "--executor", "abacus"], "--executor must be one of"),
     (["generate", "m", "p", "--kv-cache-memory", "lots"], "is not a size"),
     (["generate", "m", "p", "--kv-cache-memory", "1G", "--num-kv-blocks", "9"], "exclude each other"),
+    (["generate", "m", "p", "--swap-space", "1G"], "--swap-space needs --preemption-mode swap"),
+    (["generate", "m", "p", "--batching", "none"], "--batching must be one of continuous"),
+    (["generate", "m", "p", "--ageing-seconds", "nan"], "--ageing-seconds must be between"),
     (["generate", "m", "p", "q"], "q"),
     (["generate"], "model"),
     (["generate", "m", "p", "--log-level", "loud"], "'loud' is not one of debug"),

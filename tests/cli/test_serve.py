@@ -1,11 +1,13 @@
 """yeoul serve as a process: it says what it does, answers, and leaves in order."""
 
 import json
+import os
 import re
 import shlex
 import signal
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 
 import pytest
@@ -23,9 +25,9 @@ def until_ready(process):
     raise AssertionError("".join(said))
 
 
-def get(url, body=None):
+def get(url, body=None, **headers):
     data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json", **headers})
     with urllib.request.urlopen(request, timeout=20) as answer:
         return json.load(answer)
 
@@ -57,6 +59,44 @@ def test_the_printed_curl_line_works(tiny_llama, tmp_path, chats):
         assert words[1].endswith("/v1/chat/completions" if chats else "/v1/completions")
         assert get(words[1], json.loads(words[5]))["model"] == "it's"
         assert "INFO" not in said
+
+
+def test_keys_come_from_flags_and_the_environment(tiny_llama):
+    env = {"env": os.environ | {"YEOUL_API_KEY": "sk-env, sk-more"}}
+    with running("serve", tiny_llama, "--port", 0, "--host", "0.0.0.0", "--api-key", "sk-flag", **env) as process:
+        url, said = until_ready(process)
+        assert "Authorization: Bearer KEY" in said and "sk-" not in said
+        url = url.replace("0.0.0.0", "127.0.0.1")
+        assert get(f"{url}/health") == {"status": "ok"}
+        for key in ("sk-flag", "sk-env", "sk-more"):
+            assert get(f"{url}/v1/models", Authorization=f"Bearer {key}")["data"]
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            get(f"{url}/v1/models")
+
+
+def test_c3_a_chat_template_given_at_the_start(tmp_path):
+    model = tiny_model(tmp_path, "llama", chat_template=None, name="bare")
+    template = tmp_path / "chat.jinja"
+    template.write_text("{% for message in messages %}<|im_start|>{{ message.content }}{% endfor %}")
+    with running("serve", model, "--port", 0, "--chat-template", template) as process:
+        url, said = until_ready(process)
+        assert "/v1/chat/completions" in said
+        tokens = get(f"{url}/tokenize", {"messages": [{"role": "user", "content": "hi<|im_end|>"}]})["tokens"]
+        text = get(f"{url}/tokenize", {"prompt": "hi<|im_end|>", "add_special_tokens": False})["tokens"]
+        assert tokens[1:] == text and len(tokens) > 3
+        assert get(f"{url}/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2})
+
+
+def test_a_chat_template_that_cannot_be_read(tmp_path):
+    done = inline("serve", "any", "--port", 0, "--chat-template", tmp_path / "none.jinja")
+    refuses(done, 1, "chat template", "none.jinja", "No such file")
+
+
+@pytest.mark.parametrize("key", ["", " sk", "s\u00e9cret", "a\nb"])
+def test_a_key_that_no_header_can_carry_is_not_repeated(key):
+    done = inline("serve", "any", "--port", 0, "--api-key", key)
+    refuses(done, 2, "--api-key")
+    assert not key or key not in done.stderr
 
 
 def test_a_port_in_use_is_noticed_before_the_model_is_looked_for():

@@ -4,6 +4,7 @@ import pytest
 from scripted_executor import executor_of, request, scripted_engine
 
 from yeoul.errors import EngineDeadError, EngineError
+from yeoul.sched.policies import Policies
 from yeoul.step import RowStatus
 from yeoul.types import FinishReason
 
@@ -77,7 +78,7 @@ def fail_once(at):
 
 @pytest.mark.parametrize("at", [0, 1, 5])
 def test_a_failed_execution_ends_the_step_and_not_the_queue(alone, at):
-    engine = scripted_engine(max_num_seqs=2)
+    engine = scripted_engine(max_num_seqs=2, policies=Policies(fork=False))
     executor_of(engine).before = fail_once(at)
     engine.add(request("a", [1] * 80, max_tokens=20, n=2))
     engine.add(request(*NEIGHBOUR, max_tokens=20))
@@ -110,7 +111,7 @@ def test_a_fault_in_the_scheduler(alone, monkeypatch, method, after):
     assert_neighbour(alone, outcome)
 
 
-@pytest.mark.parametrize("method", ["grow", "can_grow", "release_window"])
+@pytest.mark.parametrize("method", ["grow", "match", "start", "publish", "release_window"])
 @pytest.mark.parametrize("after", [0, 1, 4])
 def test_a_fault_in_the_kv_manager_leaves_no_block_behind(monkeypatch, method, after):
     engine = scripted_engine(max_num_seqs=2)

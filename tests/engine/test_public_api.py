@@ -25,6 +25,8 @@ NAMES = [
     "RequestOutput",
     "SamplingParams",
     "ShuttingDownError",
+    "Structured",
+    "StructuredKind",
     "TokenLogprob",
     "UnsupportedModelError",
     "YeoulError",

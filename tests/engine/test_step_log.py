@@ -24,8 +24,8 @@ def logged(tmp_path):
     """A tight engine's log: two requests of which one is preempted, one that is aborted."""
     path = tmp_path / "steps.jsonl"
     engine = scripted_engine(num_blocks=(5,), max_num_batched_tokens=64, step_log=str(path))
-    for name in ("old", "new"):
-        engine.add(request(name, range(28), max_tokens=8, seed=9))
+    for name, first in (("old", 0), ("new", 100)):
+        engine.add(request(name, range(first, first + 28), max_tokens=8, seed=9))
     run(engine)
     engine.add(request("gone", [1] * 10, max_tokens=50))
     engine.step()
@@ -48,7 +48,7 @@ def test_steps_say_who_computed_what(logged):
     assert [step["step"] for step in steps] == list(range(len(steps)))
     assert steps[0]["rows"] == [["old", 0, 0, 28, 28, 1], ["new", 0, 0, 28, 28, 1]]
     assert steps[1]["rows"] == [["old", 0, 28, 1, 29, 1], ["new", 0, 28, 1, 29, 1]]
-    assert steps[0]["blocks"] == [[4, 0]]
+    assert steps[0]["blocks"] == [[4, 0, 0]]
     for step in steps:
         assert all(step[name] >= 0 for name in ("drain", "schedule", "execute", "commit", "emit"))
         assert step["at"] <= step["started_at"] <= step["finished_at"]
@@ -59,14 +59,14 @@ def test_steps_say_who_computed_what(logged):
 def test_preemption_and_waiting_show(logged):
     steps = [record for record in logged if record["kind"] == "step"]
     (preempting,) = [step for step in steps if step["preempted"]]
-    assert preempting["preempted"] == [["new", 0, 32]]
+    assert preempting["preempted"] == [["new", 0, 32, 0, "old", 0]]
     assert preempting["num_waiting"] == 1 and preempting["waiting"] == ["new"]
     assert preempting["wait_reason"] == "preemption"
     after = steps[steps.index(preempting) + 1]
     assert after["wait_reason"] == "blocks"
     assert all(step["wait_reason"] is None for step in steps if not step["num_waiting"])
     resumed = next(step for step in steps[steps.index(preempting) :] if step["rows"][-1][0] == "new")
-    assert resumed["rows"][-1][2:5] == [0, 33, 33]
+    assert resumed["rows"][-1][2:5] == [16, 17, 33]  # Its first block was still cached.
 
 
 def test_events_tell_the_life_of_a_request(logged):

@@ -10,7 +10,9 @@ from functools import cache
 import pytest
 from scripted_executor import FULL, VOCAB, executor_of, request, scripted_engine, window_spec
 
+from yeoul.config import BATCHINGS, KV_ALLOCATIONS, PREEMPTION_VICTIMS, SCHEDULING_POLICIES
 from yeoul.errors import CapacityError, ContextLengthError, RequestError
+from yeoul.sched.policies import Policies
 from yeoul.types import FinishReason, Request
 
 
@@ -122,6 +124,39 @@ def test_every_reply_equals_its_solo_run(kind, chunk, blocks):
             assert (text, tokens, logprobs, reason) == expected
     finished = engine.stats().finished
     assert sum(finished.values()) == len(sequences) and finished["error"] == 0
+
+
+@pytest.mark.parametrize("kind", SPECS)
+@pytest.mark.parametrize("round_", range(8))
+def test_no_technique_changes_a_reply(kind, round_):
+    """Every technique at random; tests/matrix has the pairs of them on real kernels."""
+    rng = random.Random(f"{kind} {round_}")
+    arrivals, aborts = random_traffic(rng, 16)
+    policies = Policies(
+        batching=rng.choice(BATCHINGS),
+        order=rng.choice(SCHEDULING_POLICIES),
+        victim=rng.choice(PREEMPTION_VICTIMS),
+        fork=rng.random() < 0.7,
+        ageing_seconds=rng.choice([0.0, 0.001, 60.0]),
+    )
+    engine = scripted_engine(
+        specs=SPECS[kind],
+        num_blocks=(rng.choice([8, 12, 40]),) * len(SPECS[kind]),
+        max_num_seqs=rng.choice([2, 5, 8]),
+        max_num_batched_tokens=rng.choice([3, 16, 64]),
+        prefix_caching=rng.random() < 0.7,
+        allocation=rng.choice(KV_ALLOCATIONS),
+        policies=policies,
+        swap_blocks=rng.choice([0, 6, 1000]),
+    )
+    replies = drive(engine, arrivals, aborts)
+    for made, index in [(made, index) for _, made in arrivals for index in range(made.params.n)]:
+        text, tokens, logprobs, reason = replies.of((made.request_id, index))
+        expected = solo(kind, made, index)
+        if reason is FinishReason.ABORT:
+            assert made.request_id in aborts and expected[1][: len(tokens)] == tokens
+        else:
+            assert (text, tokens, logprobs, reason) == expected
 
 
 def test_the_matrix_does_preempt():

@@ -23,6 +23,7 @@ class ManagerMachine(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.kv = KVManager([FULL, window_spec(WINDOW)], [20, 9], 16)
+        """Without a prefix cache; test_kv_machine.py has the other techniques."""
         self.live = {}
         self.count = 0
 
@@ -105,12 +106,16 @@ def test_window_release_keeps_exactly_what_the_next_token_sees(computed, release
     kv.check([tables])
 
 
-def test_can_grow_asks_a_window_group_for_the_window_and_a_chunk_only():
-    kv = KVManager([window_spec(32)], [5], 16)
-    assert kv.can_grow(1000, 17)  # 32 + 17 - 1 positions lie in at most 4 blocks.
-    assert not kv.can_grow(1000, 35)
-    assert kv.can_grow(64, 64)
-    assert not KVManager([FULL], [5], 16).can_grow(65, 1)
+def test_a_start_asks_a_window_group_for_the_window_and_a_chunk_only():
+    def starts(spec, num_known, chunk):
+        kv = KVManager([spec], [5], 16)
+        tables = kv.open()
+        return kv.start(tables, kv.match(tables, num_known), 1, num_known, chunk) is not None
+
+    assert starts(window_spec(32), 1000, 17)  # 32 + 17 - 1 positions lie in at most 4 blocks.
+    assert not starts(window_spec(32), 1000, 35)
+    assert starts(window_spec(32), 64, 64)
+    assert not starts(FULL, 65, 1)
 
 
 @pytest.mark.parametrize("window", [1, 15, 16, 17, 24, 32])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
+from datetime import datetime
 
 import pytest
 
@@ -48,3 +50,18 @@ def test_levels(stream):
 
 def test_printable_text_is_unchanged():
     assert escape_controls("naïve 🙂 여울") == "naïve 🙂 여울"
+
+
+def test_json_lines(stream):
+    setup_logging("info", stream, form="json")
+    log = logging.getLogger("yeoul.server")
+    log.info("request %s\nfailed \x1b[31m %s", "é", "\ud800")
+    try:
+        raise ValueError("two\nlines")
+    except ValueError:
+        log.exception("it broke")
+    first, second = map(json.loads, stream.getvalue().splitlines())
+    assert first["message"] == "request é\nfailed \x1b[31m \\ud800"
+    assert (first["level"], first["logger"]) == ("info", "yeoul.server") and "traceback" not in first
+    assert second["level"] == "error" and "ValueError: two\nlines" in second["traceback"]
+    assert datetime.fromisoformat(first["time"]).tzinfo is not None

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import shutil
+import subprocess
+
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from yeoul.engine.client import EngineStats, RequestTimes
+from yeoul.engine.step_sizes import StepSizes
 from yeoul.obs.metrics import Histogram, Metrics
 
 TIMES = {
@@ -19,6 +24,7 @@ TIMES = {
     "e2e": 1.75,
     "max_tokens": 16,
     "n": 1,
+    "max_output_tokens": 11,
 }
 
 
@@ -68,6 +74,7 @@ def test_a_finished_request_feeds_every_request_histogram_once():
         "request_generation_tokens": 11,
         "request_params_max_tokens": 16,
         "request_params_n": 1,
+        "request_max_num_generation_tokens": 11,
     }
     for name, total in expected.items():
         assert value(metrics, f"yeoul:{name}_count") == 1, name
@@ -117,3 +124,71 @@ def test_prefix_is_a_choice():
     metrics.watch(EngineStats)
     names = {name for name, _ in samples(metrics)}
     assert "vllm:num_requests_running" in names and not any(name.startswith("yeoul") for name in names)
+
+
+def test_sizes_of_steps():
+    sizes = StepSizes()
+    for size in (1, 1, 8, 9, 20000):
+        sizes.count(size)
+    counts, total = sizes.snapshot()
+    metrics = Metrics("m")
+    metrics.watch(lambda: EngineStats(step_sizes=counts, step_tokens=total))
+    name = "yeoul:iteration_tokens_total"
+    assert value(metrics, f"{name}_count") == 5 and value(metrics, f"{name}_sum") == 20019
+    buckets = {bound: value(metrics, f"{name}_bucket", le=bound) for bound in ("1.0", "8.0", "16.0", "16384.0", "+Inf")}
+    assert list(buckets.values()) == [2, 3, 4, 4, 5]
+    metrics.watch(EngineStats)
+    assert value(metrics, f"{name}_count") == 0
+
+
+NAMES = {
+    "e2e_request_latency_seconds": "histogram",
+    "generation_tokens": "counter",
+    "inter_token_latency_seconds": "histogram",
+    "iteration_tokens_total": "histogram",
+    "kv_cache_usage_perc": "gauge",
+    "num_preemptions": "counter",
+    "num_requests_running": "gauge",
+    "num_requests_waiting": "gauge",
+    "prompt_tokens": "counter",
+    "request_decode_time_seconds": "histogram",
+    "request_generation_tokens": "histogram",
+    "request_inference_time_seconds": "histogram",
+    "request_max_num_generation_tokens": "histogram",
+    "request_params_max_tokens": "histogram",
+    "request_params_n": "histogram",
+    "request_prefill_time_seconds": "histogram",
+    "request_prompt_tokens": "histogram",
+    "request_queue_time_seconds": "histogram",
+    "request_success": "counter",
+    "request_time_per_output_token_seconds": "histogram",
+    "time_per_output_token_seconds": "histogram",
+    "time_to_first_token_seconds": "histogram",
+}
+"""vLLM's names and types, which dashboards know. A counter's series have `_total` at their end."""
+
+
+def watched():
+    metrics = Metrics("m")
+    metrics.watch(EngineStats)
+    return metrics
+
+
+def test_the_names_and_types():
+    families = text_string_to_metric_families(watched().render().decode())
+    own = {family.name.removeprefix("yeoul:"): family.type for family in families if family.name.startswith("yeoul:")}
+    assert own == NAMES
+
+
+def test_promtool_finds_nothing_but_what_the_names_force():
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed")
+    done = subprocess.run([promtool, "check", "metrics"], input=watched().render(), capture_output=True, check=False)
+    said = (done.stdout + done.stderr).decode().splitlines()
+    assert said and done.returncode in (0, 3)
+    forced = (
+        r"yeoul:\w+ metric names should not contain ':'",
+        r'yeoul:iteration_tokens_total non-counter metrics should not have "_total" suffix',
+    )
+    assert [line for line in said if not any(re.fullmatch(one, line) for one in forced)] == []

@@ -14,6 +14,7 @@ from yeoul.engine.inproc import InprocClient
 from yeoul.server.app import create_app
 from yeoul.server.options import ServerOptions
 from yeoul.server.text_service import TextService
+from yeoul.text.chat import ChatEncoder
 from yeoul.text.template import load_template
 
 
@@ -26,7 +27,8 @@ class EngineKit:
         self.client = InprocClient(self.engine)
         max_model_len = self.client.info.max_model_len
         template, grammars = load_template(self.engine.metadata), self.engine.grammars
-        self.text = TextService(self.tokenizer, template, max_model_len=max_model_len, grammars=grammars)
+        chat = None if template is None else ChatEncoder(self.tokenizer, template)
+        self.text = TextService(self.tokenizer, chat, max_model_len=max_model_len, grammars=grammars)
         self.app = create_app(self.client, self.text, ServerOptions(port=0))
 
     def request(self, path: str, body: dict[str, Any]) -> httpx.Response:

@@ -6,17 +6,18 @@ import asyncio
 import json
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 
 from yeoul.engine.client import EngineInfo, EngineStats
 from yeoul.errors import ContextLengthError, RequestError, ShuttingDownError
 from yeoul.server.app import create_app
-from yeoul.server.listen import bind
+from yeoul.server.listen import address, bind
 from yeoul.server.options import ServerOptions
+from yeoul.server.replies.reader import PLAIN
 from yeoul.server.run import loop_factory, make_server
 from yeoul.server.text_service import TextService
 from yeoul.types import FinishReason, Request, TokenLogprob, TokenOutput
@@ -30,6 +31,7 @@ class ByteTokenizer:
 
     vocab_size = VOCAB_SIZE
     end_ids = frozenset({EOS})
+    bos_id, eos_id, adds_bos = BOS, EOS, True
 
     def __init__(self, *, bos: bool = True) -> None:
         self.bos = bos
@@ -39,8 +41,9 @@ class ByteTokenizer:
         self.num_encoded += 1
         return ([BOS] if self.bos and add_special else []) + list(text.encode())
 
-    def encode_chat(self, rendered: str) -> list[int]:
-        return self.encode(rendered, add_special=False)
+    def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
+        parts = [bytes([i]) if i < 256 else self.token_text(i).encode() for i in ids]
+        return b"".join(parts).decode("utf-8", "replace")
 
     def token_bytes(self, token_id: int) -> bytes:
         return bytes([token_id]) if token_id < 256 else b""
@@ -49,14 +52,36 @@ class ByteTokenizer:
         return bytes([token_id]).decode("utf-8", "replace") if token_id < 256 else f"<{token_id}>"
 
 
-class ToyTemplate:
-    """`role:content|`, then `assistant:`. Refuses the content `refuse me`, as a template's raise_exception does."""
+class ToyPrompt(NamedTuple):
+    """What ToyChat makes."""
 
-    def render(self, messages: list[dict[str, Any]], *, add_generation_prompt: bool = True) -> str:
+    text: str
+    token_ids: list[int]
+
+
+class ToyChat:
+    """`role:content|`, then `assistant:`. Refuses the content `refuse me`, as a template's raise_exception does.
+
+    What else it was given is in `seen`.
+    """
+
+    source = "toy"
+
+    def __init__(self, tokenizer: ByteTokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.seen: dict[str, Any] = {}
+
+    def encode(
+        self, messages: list[dict[str, Any]], *, add_generation_prompt: bool = True, **options: Any
+    ) -> ToyPrompt:
         if any(message["content"] == "refuse me" for message in messages):
             raise RequestError("the chat template refused the messages: roles must alternate", param="messages")
+        self.seen = {"messages": messages, **options}
         text = "".join(f"{message['role']}:{message['content']}|" for message in messages)
-        return text + ("assistant:" if add_generation_prompt else "")
+        if options.get("continue_final_message"):
+            text = text.removesuffix("|")
+        text += "assistant:" if add_generation_prompt else ""
+        return ToyPrompt(text, self.tokenizer.encode(text, add_special=False))
 
 
 class Step:
@@ -224,11 +249,13 @@ class Kit:
         self, script: Script = default_script, *, bos: bool = True, template: bool = True, **options: Any
     ) -> None:
         max_model_len = options.pop("max_model_len", 4096)
+        formats = options.pop("formats", PLAIN)
         self.client = ScriptedClient(script, max_model_len=max_model_len)
         self.tokenizer = ByteTokenizer(bos=bos)
-        self.text = TextService(self.tokenizer, ToyTemplate() if template else None, max_model_len=max_model_len)
+        self.chat_encoder = ToyChat(self.tokenizer)
+        self.text = TextService(self.tokenizer, self.chat_encoder if template else None, max_model_len=max_model_len)
         self.options = ServerOptions(**{"port": 0, **options})
-        self.app = create_app(self.client, self.text, self.options)
+        self.app = create_app(self.client, self.text, self.options, formats=formats)
 
     def request(self, method: str, path: str, **arguments: Any) -> httpx.Response:
         return asyncio.run(self._request(method, path, **arguments))
@@ -304,3 +331,37 @@ def http_post(path: str, body: dict[str, Any]) -> bytes:
     content = json.dumps(body).encode()
     head = f"POST {path} HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\ncontent-length: {len(content)}"
     return head.encode() + b"\r\n\r\n" + content
+
+
+@contextmanager
+def engine_server(model: str, **config: Any):
+    """A server over a real engine, in this process; yields its URL. `config`: of the engine, and `options` of the
+    server."""
+    with engine_parts(model, **config) as (url, _):
+        yield url
+
+
+@contextmanager
+def engine_parts(model: str, **config: Any):
+    """As engine_server; yields (URL, the parts that the server runs over)."""
+    from yeoul.cli.serve import server_parts
+    from yeoul.config import EngineConfig
+
+    options = ServerOptions(port=0, **config.pop("options", {}))
+    parts = server_parts(EngineConfig(model=model, **config), options)
+    listener = bind(options)
+    server = make_server(parts.client, parts.text, options, parts.metrics, parts.formats)
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        started = threading.Event()
+        server.on_started = started.set
+        thread = threading.Thread(target=runner.run, args=(server.serve(sockets=[listener]),))
+        thread.start()
+        assert started.wait(10)
+        try:
+            yield address(listener), parts
+        finally:
+            server.stop()
+            thread.join(15)
+            asyncio.run(parts.client.close())
+            parts.text.close()
+            assert not thread.is_alive()

@@ -158,7 +158,7 @@ def test_metrics_show_the_clients_counters_and_cannot_be_grown_by_clients(kit):
     metrics.finished(
         RequestTimes(
             num_prompt_tokens=3, num_output_tokens=4, finish_reason="stop", queue=0.0, ttft=0.2, prefill=0.2,
-            decode=0.3, e2e=0.5, max_tokens=16, n=1,
+            decode=0.3, e2e=0.5, max_tokens=16, n=1, max_output_tokens=4,
         )
     )  # fmt: skip
     text = kit.get("/metrics").text

@@ -48,14 +48,14 @@ def test_roles_names_and_content_parts():
         (["hi"], "messages[0]"),
         ([{"role": "user"}], "messages[0].content"),
         ([{"content": "x"}], "messages[0].role"),
-        ([{"role": "tool", "content": "x"}], "messages[0].role"),
+        ([{"role": "tool", "content": "x"}], "messages[0].tool_call_id"),
         ([{"role": "user", "content": 5}], "messages[0].content"),
         ([{"role": "user", "content": []}], "messages[0].content"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], "messages[0].content[0].type"),
         ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text"),
         ([{"role": "user", "content": ["x"]}], "messages[0].content[0]"),
         ([{"role": "user", "content": "x", "weight": 1}], "messages[0].weight"),
-        ([{"role": "assistant", "content": "x", "tool_calls": [1]}], "messages[0].tool_calls"),
+        ([{"role": "assistant", "content": "x", "tool_calls": [1]}], "messages[0].tool_calls[0]"),
     ],
 )
 def test_malformed_messages_are_refused_by_name(messages, param):
@@ -86,7 +86,7 @@ def test_a_template_that_fails_unexpectedly_is_a_500_without_details():
     def broken(messages, **arguments):
         raise ValueError("secret path")
 
-    kit.text._template.render = broken
+    kit.chat_encoder.encode = broken
     response = kit.chat()
     assert error_of(response, 500)["code"] == "internal_error"
     assert "secret" not in response.text and response.headers["x-request-id"] in response.text

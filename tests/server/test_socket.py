@@ -94,7 +94,7 @@ def test_openai_client():
         with pytest.raises(openai.NotFoundError, match="not served"):
             api.completions.create(model="gpt", prompt="a")
         with pytest.raises(openai.BadRequestError) as caught:
-            api.completions.create(model="toy", prompt="a", presence_penalty=1)
+            api.completions.create(model="toy", prompt="a", presence_penalty=3)
         assert caught.value.param == "presence_penalty" and caught.value.response.headers["x-request-id"]
 
 

@@ -147,7 +147,7 @@ def test_neutral_values_are_accepted_and_others_refused_by_name(kit, path):
         for value in allowed:
             assert post(kit, path, **{name: value}).status_code == 200, name
         error = error_of(post(kit, path, **{name: 0.123}), 400)
-        assert error["param"] == name and name in error["message"] and "not supported" in error["message"]
+        assert error["param"].split(".")[0] == name and name in error["message"] and "not supported" in error["message"]
 
 
 @both
@@ -185,7 +185,7 @@ def test_documented_fields_are_the_accepted_ones(kit):
     """A documented field is never unknown or unsupported; its wrong type is refused by its own check."""
     for path, properties in (("/v1/completions", COMPLETION_PROPERTIES), ("/v1/chat/completions", CHAT_PROPERTIES)):
         for name in properties:
-            error = error_of(post(kit, path, **{name: {"no": "such value"}}), 400)
+            error = error_of(post(kit, path, **{name: {"no": {"such": "value"}}}), 400)
             assert error["param"].startswith(name) and "unsupported" not in error["message"], error
 
 

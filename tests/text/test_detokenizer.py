@@ -147,3 +147,26 @@ def test_cost_does_not_grow_with_what_came_before() -> None:
     for _ in range(5000):
         out.push(b"aaa")
         assert out.held <= 3
+
+
+class TestUnmatchedAndIncluded:
+    """P7, and include_stop_str_in_output."""
+
+    def test_what_the_first_tokens_complete_is_in_no_stop_string(self) -> None:
+        deltas, tail, out = run(["a", "b", "a", "b"], ("ab",), num_unmatched=2)
+        assert (deltas, tail, out.stop_string) == (["a", "b", "", ""], "", "ab")
+        deltas, tail, out = run(["a", "b", "c"], ("ab",), num_unmatched=1)
+        assert "".join(deltas) + tail == "abc" and not out.stopped
+
+    def test_the_count_is_of_tokens_not_of_calls(self) -> None:
+        for pieces in (["abab"], ["a", "bab"], ["ab", "a", "b"]):
+            deltas, tail, out = run(pieces, ("b",), num_unmatched=2)
+            assert "".join(deltas) + tail == "aba" and out.stopped
+
+    def test_half_a_character_of_the_first_tokens_counts_with_the_token_that_completes_it(self) -> None:
+        deltas, tail, out = run([b"\xc3", b"\xa9"], ("é",), num_unmatched=1)
+        assert "".join(deltas) + tail == "" and out.stopped
+
+    def test_the_stop_string_is_shown_and_what_follows_it_is_not(self) -> None:
+        deltas, tail, out = run(["x", "abc"], ("ab",), include_stop=True)
+        assert "".join(deltas) + tail == "xab" and out.stop_string == "ab"

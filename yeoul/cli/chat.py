@@ -49,8 +49,10 @@ class Conversation:
     """What was said, and the engine that answers."""
 
     def __init__(self, engine: Engine, template: ChatTemplate, params: SamplingParams, system: str | None) -> None:
+        from yeoul.text.chat import ChatEncoder
+
         self._engine = engine
-        self._template = template
+        self._encoder = ChatEncoder(engine.tokenizer, template)
         self._params = params
         self._start = [] if system is None else [{"role": "system", "content": system}]
         self._count = 0
@@ -66,7 +68,7 @@ class Conversation:
         Raises RequestError (a conversation over the context, a template that refuses); then nothing is remembered.
         """
         messages = [*self._messages, {"role": "user", "content": message}]
-        token_ids = self._engine.tokenizer.encode_chat(self._template.render(messages, add_generation_prompt=True))
+        token_ids = self._encoder.encode(messages).token_ids
         self._count += 1
         request = Request(request_id=f"chat-{self._count}", prompt_token_ids=token_ids, params=self._params)
         with interrupt_noted() as interrupt:

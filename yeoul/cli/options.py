@@ -16,9 +16,20 @@ import msgspec
 import typer
 
 from yeoul.cli.failures import UsageError
-from yeoul.config import EXECUTORS, ISAS, KV_DTYPES, EngineConfig
+from yeoul.config import (
+    BATCHINGS,
+    EXECUTORS,
+    ISAS,
+    KV_ALLOCATIONS,
+    KV_DTYPES,
+    PREEMPTION_MODES,
+    PREEMPTION_VICTIMS,
+    SCHEDULING_POLICIES,
+    EngineConfig,
+)
 from yeoul.errors import YeoulError
 from yeoul.server.options import ServerOptions
+from yeoul.server.replies.reader import REASONING_PARSERS, TOOL_CALL_PARSERS
 from yeoul.types import MAX_STOP_STRINGS, SamplingParams
 
 Command = Callable[..., None]
@@ -26,6 +37,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 LOG_LEVELS = ("debug", "info", "warning", "error")
+LOG_FORMATS = ("text", "json")
 
 ModelArgument = Annotated[str, typer.Argument(help="A name that `yeoul pull` lists, or the path of a .gguf file.")]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line of stdout.")]
@@ -57,8 +69,10 @@ class Flag:
 
     def parameter(self, group: Group) -> inspect.Parameter:
         """What typer makes an option of."""
+        name = self.field.replace("_", "-")
+        is_on = self.kind is bool and group.default(self.field)
         option = typer.Option(
-            "--" + self.field.replace("_", "-"),
+            f"--{name}/--no-{name}" if is_on else f"--{name}",
             help=self.help,
             show_default=self.shown,
             metavar=self.metavar,
@@ -116,6 +130,21 @@ ENGINE = Group(
             parse_size,
         ),
         Flag("num_kv_blocks", int, "Blocks of the KV pool, instead of its size; for experiments.", False),
+        *(
+            Flag(field, kind, text, metavar=f"[{'|'.join(values)}]" if values else None, panel="Techniques")
+            for field, kind, text, values in (
+                ("enable_prefix_caching", bool, "Share the KV of equal beginnings of prompts.", ()),
+                ("fork", bool, "Compute the prompt of n sequences once.", ()),
+                ("batching", str, "When a waiting request may join those that run.", BATCHINGS),
+                ("scheduling_policy", str, "Who is admitted first.", SCHEDULING_POLICIES),
+                ("ageing_seconds", float, "After this time a request comes before all younger ones.", ()),
+                ("kv_allocation", str, "How many KV blocks a request holds.", KV_ALLOCATIONS),
+                ("preemption_victim", str, "Who goes back to the queue when blocks run out.", PREEMPTION_VICTIMS),
+                ("preemption_mode", str, "What becomes of its KV.", PREEMPTION_MODES),
+            )
+        ),
+        Flag("swap_space", int, "Most swapped-out KV.", "the KV pool's size", "SIZE", parse_size, "Techniques"),
+        Flag("swap_dir", str, "Folder for swapped-out KV.", "memory", "FOLDER", panel="Techniques"),
         Flag("num_threads", int, "Threads that compute.", "as many as this process may use"),
         Flag("executor", str, "What computes; the reference ones are slow oracles.", True, f"[{'|'.join(EXECUTORS)}]"),
         Flag("isa", str, "Kernel level.", "YEOUL_ISA, else the best here", f"[{'|'.join(ISAS)}]"),
@@ -131,7 +160,35 @@ SERVER = Group(
     (
         Flag("host", str, "Address to listen on."),
         Flag("port", int, "Port to listen on; 0: any free one."),
-        Flag("insecure", bool, "Allow an address that other machines can reach. There are no keys yet."),
+        Flag("insecure", bool, "Allow an address that other machines can reach without a key."),
+        Flag(
+            "api_key",
+            list[str],
+            "Key that requests must bring; may be given more than once. YEOUL_API_KEY (comma separated) does the same "
+            "and is not seen in lists of processes.",
+            "no key is wanted",
+            "KEY",
+        ),
+        Flag(
+            "cors_origin", list[str], "Web pages of this origin may use the server; may be given again.", False, "URL"
+        ),
+        Flag("ssl_certfile", str, "Serve HTTPS with this certificate chain (PEM).", False, "FILE"),
+        Flag("ssl_keyfile", str, "Its private key.", False, "FILE"),
+        Flag("chat_template", str, "Chat template (jinja2) instead of the model's own.", False, "FILE"),
+        Flag(
+            "tool_call_parser",
+            str,
+            "How the model writes tool calls.",
+            "by its chat template",
+            f"[{'|'.join(TOOL_CALL_PARSERS)}]",
+        ),
+        Flag(
+            "reasoning_parser",
+            str,
+            "How the model writes its reasoning.",
+            "by its chat template",
+            f"[{'|'.join(REASONING_PARSERS)}]",
+        ),
         Flag("shutdown_timeout", float, "Seconds that running requests may take after the first SIGTERM or Ctrl-C."),
         Flag("access_log", bool, "Log every HTTP request."),
         Flag("metrics_prefix", str, "First part of the names in /metrics; `vllm` fits existing dashboards."),
@@ -164,6 +221,10 @@ SAMPLING = Group(
         Flag("top_p", float, "Sample from the likeliest tokens that together have this probability; 1: off."),
         Flag("top_k", int, "Sample from this many likeliest tokens; 0: off."),
         Flag("min_p", float, "Drop tokens below this part of the likeliest one's probability; 0: off."),
+        Flag("frequency_penalty", float, "Lower a token's logit by this for each time it was generated."),
+        Flag("presence_penalty", float, "Lower the logit of every generated token by this, once."),
+        Flag("repetition_penalty", float, "Divide the logits of tokens in prompt and output by this; 1: off."),
+        Flag("min_tokens", int, "Do not end before this many tokens."),
         Flag("seed", int | None, "Same seed, same output.", "random"),
         Flag("stop", list[str], f"End before this text; may be given up to {MAX_STOP_STRINGS} times.", False),
         Flag("ignore_eos", bool, "Go on after the model's own end."),
@@ -215,5 +276,20 @@ LogLevel = Annotated[
     str,
     typer.Option(
         "--log-level", metavar=f"[{'|'.join(LOG_LEVELS)}]", callback=check_log_level, help="What is logged on stderr."
+    ),
+]
+
+
+def check_log_format(form: str) -> str:
+    """Callback of --log-format."""
+    if form not in LOG_FORMATS:
+        raise typer.BadParameter(f"{form!r} is not one of {', '.join(LOG_FORMATS)}")
+    return form
+
+
+LogFormat = Annotated[
+    str,
+    typer.Option(
+        "--log-format", metavar=f"[{'|'.join(LOG_FORMATS)}]", callback=check_log_format, help="How log lines look."
     ),
 ]

@@ -24,6 +24,8 @@ from yeoul.errors import ConfigError
 from yeoul.exec.protocol import Executor, ExecutorLimits
 from yeoul.kv.manager import KVManager
 from yeoul.kv.sizing import KVGroup, KVRequest, KVSizing, size_kv
+from yeoul.kv.swap import SwapSpace
+from yeoul.sched.policies import Policies
 from yeoul.sched.scheduler import Scheduler
 
 if TYPE_CHECKING:
@@ -84,7 +86,14 @@ def assemble(config: EngineConfig, model: Model, tokenizer: Tokenizer) -> Engine
     executor = _make_executor(config, model, sizing)
     log.info("executor: %s (--executor, --isa, --num-threads)", executor.describe())
     specs = [spec for spec, _ in model.program.kv_groups]
-    kv = KVManager(specs, sizing.num_blocks, BLOCK_SIZE)
+    kv = KVManager(
+        specs,
+        sizing.num_blocks,
+        BLOCK_SIZE,
+        prefix_caching=config.enable_prefix_caching,
+        allocation=config.kv_allocation,
+        max_model_len=sizing.max_model_len,
+    )
     clock = cast(Clock, config.clock)
     return Engine(
         EngineParts(
@@ -151,6 +160,16 @@ def _scheduler(config: EngineConfig, kv: KVManager, sizing: KVSizing, end_ids: f
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=sizing.max_model_len,
         end_tokens=frozenset(end_ids),
+        policies=Policies(
+            batching=config.batching,
+            order=config.scheduling_policy,
+            victim=config.preemption_victim,
+            fork=config.fork,
+            ageing_seconds=config.ageing_seconds,
+        ),
+        swap_space=SwapSpace(config.swap_space or sizing.total_bytes, sizing.block_bytes)
+        if config.preemption_mode == "swap"
+        else None,
     )
 
 

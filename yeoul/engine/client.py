@@ -36,12 +36,37 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     num_waiting: int = 0
     num_waiting_tokens: int = 0
     kv_used_blocks: int = 0
+    kv_cached_blocks: int = 0
+    """Not used, contents known to the prefix cache: free for whoever needs a block."""
     kv_total_blocks: int = 0
+    kv_computed_slots: int = 0
+    """Token slots of used blocks that hold a token's keys and values. The next three are what else they are for."""
+    kv_partial_slots: int = 0
+    """The rest of last blocks."""
+    kv_reserved_slots: int = 0
+    """Reserved for tokens that may still come."""
+    kv_over_reserved_slots: int = 0
+    """Reserved for tokens that can never come."""
     prompt_tokens: int = 0
-    """Counter: prompt tokens computed for the first time (recomputation after preemption is not counted again)."""
+    """Counter: prompt tokens, cached ones included (recomputation after preemption is not counted again)."""
     generation_tokens: int = 0
     preemptions: int = 0
+    lost_tokens: int = 0
+    """Counter: computed tokens that preemptions gave up."""
+    swapped_tokens: int = 0
+    """Counter: computed tokens that preemptions swapped out."""
+    swap_used_bytes: int = 0
+    forks: int = 0
+    """Counter: sequences that began with the prompt of another of the same request."""
+    prefix_cache_queries: int = 0
+    """Counter: prompt tokens looked up in the prefix cache, once for each request."""
+    prefix_cache_hits: int = 0
+    """Counter: those of them that were found."""
     num_steps: int = 0
+    step_sizes: tuple[int, ...] = ()
+    """Counters: steps by their number of tokens, in the buckets of engine/step_sizes.py."""
+    step_tokens: int = 0
+    """Counter: tokens that steps computed, recomputation included."""
     finished: dict[str, int] = {}
     """Counter per finish reason (values of FinishReason), one per sequence."""
     last_step_age: float = 0.0
@@ -62,6 +87,8 @@ class RequestTimes(msgspec.Struct, frozen=True, kw_only=True):
     e2e: float
     max_tokens: int | None
     n: int
+    max_output_tokens: int
+    """Of the longest of the n sequences."""
 
 
 class RequestObserver(Protocol):

@@ -71,7 +71,7 @@ class LLM:
     def _start(self, engine: Engine) -> None:
         self.engine = engine
         self._num_requests = 0
-        self._template: Any = None
+        self._chat: Any = None
 
     def generate(
         self,
@@ -101,8 +101,8 @@ class LLM:
         if not messages:
             raise RequestError("there are no messages", param="messages")
         conversations = [messages] if isinstance(messages[0], Mapping) else list(messages)
-        rendered = [self._render(conversation) for conversation in conversations]
-        return self._run(rendered, [self.engine.tokenizer.encode_chat(text) for text in rendered], params)
+        prompts = [self._chat_encoder().encode(conversation) for conversation in conversations]
+        return self._run([prompt.text for prompt in prompts], [prompt.token_ids for prompt in prompts], params)
 
     def close(self) -> None:
         """Free threads and memory. Idempotent."""
@@ -116,14 +116,16 @@ class LLM:
     ) -> None:
         self.close()
 
-    def _render(self, messages: object) -> str:
+    def _chat_encoder(self) -> Any:
+        from yeoul.text.chat import ChatEncoder
         from yeoul.text.template import load_template
 
-        if self._template is None:
-            self._template = load_template(self.engine.metadata)
-        if self._template is None:
-            raise RequestError("this model has no chat template", hint="use generate", param="messages")
-        return str(self._template.render(messages, add_generation_prompt=True))
+        if self._chat is None:
+            template = load_template(self.engine.metadata)
+            if template is None:
+                raise RequestError("this model has no chat template", hint="use generate", param="messages")
+            self._chat = ChatEncoder(self.engine.tokenizer, template)
+        return self._chat
 
     def _run(
         self,

@@ -21,10 +21,13 @@ from yeoul.engine.output import Grammars, GrammarState, SequenceOutput, TextStat
 from yeoul.engine.request_check import check_contents
 from yeoul.engine.step_log import EventRecord, StepLog
 from yeoul.engine.step_record import step_record
+from yeoul.engine.step_sizes import StepSizes
+from yeoul.engine.timeline import follow_plan, follow_step
 from yeoul.errors import CapacityError, EngineDeadError, RequestError, YeoulError
 from yeoul.exec.protocol import Executor
 from yeoul.kv.manager import KVManager
-from yeoul.sched.scheduler import Committed, Scheduler
+from yeoul.sched.results import Committed
+from yeoul.sched.scheduler import Scheduler
 from yeoul.sched.sequence import Sequence, SequenceStatus
 from yeoul.step import StepPlan, StepResult
 from yeoul.types import FinishReason, Request, SamplingParams, Structured, TokenOutput
@@ -91,6 +94,7 @@ class Engine:
         self._undelivered: list[TokenOutput] = []
         self._next_sequence_id = 0
         self._num_steps = 0
+        self._step_sizes = StepSizes()
         self._finished = dict.fromkeys((str(reason) for reason in FinishReason), 0)
         self._last_loop_at = parts.clock.now()
         self._closed = False
@@ -175,6 +179,8 @@ class Engine:
         self._num_taken_tokens += _num_tokens(request)
         seed = self._random.getrandbits(64) if params.seed is None else params.seed
         sequences = [Sequence(request, index, seed, self._new_id(), arrived_at) for index in range(params.n)]
+        for sequence in sequences:
+            sequence.siblings = sequences
         self._event("arrive", request, at=arrived_at, num_tokens=len(request.prompt_token_ids))
         try:
             if request.request_id in self._requests:
@@ -225,6 +231,7 @@ class Engine:
         now = self.clock.now()
         plan = self._scheduler.schedule(now)
         self.step_log.plan(plan)
+        follow_plan(self._outputs, self._scheduler, now)
         for sequence in self._scheduler.first_scheduled:
             self._event("first_schedule", sequence.request, at=now, index=sequence.index)
             if sequence.index == 0:
@@ -259,7 +266,8 @@ class Engine:
     def _execute(self, plan: StepPlan, watch: Stopwatch) -> StepResult:
         result = self._executor.collect(self._executor.submit(plan))
         self._num_steps += 1
-        watch.lap()
+        self._step_sizes.count(plan.num_tokens)
+        follow_step(self._outputs, self._scheduler, plan, watch.lap())
         return result
 
     def _commit(self, plan: StepPlan, result: StepResult, watch: Stopwatch) -> list[Committed]:
@@ -326,16 +334,31 @@ class Engine:
     def stats(self) -> EngineStats:
         """A snapshot; any thread."""
         counters = self._scheduler.counters
+        slots = self._scheduler.slots()
+        step_sizes, step_tokens = self._step_sizes.snapshot()
         return EngineStats(
             num_running=len(self._scheduler.running),
             num_waiting=len(self._scheduler.waiting) + self._num_submitted - self._num_taken,
             num_waiting_tokens=self._num_waiting_tokens(),
             kv_used_blocks=sum(pool.num_used for pool in self._kv.pools),
+            kv_cached_blocks=sum(pool.num_cached for pool in self._kv.pools),
             kv_total_blocks=sum(pool.capacity for pool in self._kv.pools),
+            kv_computed_slots=slots.computed,
+            kv_partial_slots=slots.partial,
+            kv_reserved_slots=slots.reserved,
+            kv_over_reserved_slots=slots.over_reserved,
             prompt_tokens=counters.prompt_tokens,
             generation_tokens=counters.generation_tokens,
             preemptions=counters.preemptions,
+            lost_tokens=counters.lost_tokens,
+            swapped_tokens=counters.swapped_tokens,
+            swap_used_bytes=self._scheduler.swap_used,
+            forks=counters.forks,
+            prefix_cache_queries=counters.prefix_cache_queries,
+            prefix_cache_hits=counters.prefix_cache_hits,
             num_steps=self._num_steps,
+            step_sizes=step_sizes,
+            step_tokens=step_tokens,
             finished=dict(self._finished),
             last_step_age=self.clock.now() - self._last_loop_at,
             alive=not self._closed,

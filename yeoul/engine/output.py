@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence as Tokens
 from typing import Protocol
 
-from yeoul.sched.scheduler import Committed
+from yeoul.engine.timeline import Timeline
+from yeoul.sched.results import Committed
 from yeoul.sched.sequence import Sequence
 from yeoul.types import FinishReason, Structured, TokenOutput
 
@@ -58,10 +59,11 @@ class Grammars(Protocol):
 class SequenceOutput:
     """One sequence's deliveries. After an output with a finish_reason nothing more may be asked of it."""
 
-    __slots__ = ("_text", "grammar", "sequence")
+    __slots__ = ("_text", "grammar", "sequence", "timeline")
 
     def __init__(self, sequence: Sequence, text: TextState, grammar: GrammarState | None = None) -> None:
         self.sequence = sequence
+        self.timeline = Timeline(sequence.arrived_at)
         self.grammar = grammar
         self._text = text
 
@@ -87,6 +89,8 @@ class SequenceOutput:
             error=gained.error,
             num_prompt_tokens=self.sequence.num_prompt_tokens,
             num_output_tokens=self.sequence.num_output_tokens,
+            num_cached_tokens=self.sequence.num_cached_tokens,
+            times=None if reason is None else self.timeline.times(self.sequence.num_output_tokens),
         )
 
     def _follow(self, gained: Committed) -> FinishReason | None:
@@ -111,4 +115,5 @@ def ended(sequence: Sequence, reason: FinishReason, *, text: str = "", error: st
         error=error,
         num_prompt_tokens=sequence.num_prompt_tokens,
         num_output_tokens=sequence.num_output_tokens,
+        num_cached_tokens=sequence.num_cached_tokens,
     )

@@ -59,10 +59,10 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", ta
     finished_at: float
     rows: list[tuple[str, int, int, int, int, int]]
     """ROW_COLUMNS: request, which of n, first position, tokens computed, tokens attended to, tokens delivered."""
-    preempted: list[tuple[str, int, int]]
-    """Request, which of n, computed tokens lost."""
-    blocks: list[tuple[int, int]]
-    """(used, free) of every KV group, after commit."""
+    preempted: list[tuple[str, int, int, int, str, int]]
+    """Request, which of n, computed tokens lost and swapped out; request, which of n, that needed the blocks."""
+    blocks: list[tuple[int, int, int]]
+    """(used, cached, free) of every KV group, after commit."""
     num_waiting: int
     waiting: list[str]
     """The first requests in the queue; all wait for the same reason, the head's."""

@@ -38,10 +38,17 @@ def step_record(
             for sequence, row, row_result in zip(scheduler.scheduled, plan.rows, result.rows, strict=True)
         ],
         preempted=[
-            (lost.sequence.request.request_id, lost.sequence.index, lost.num_lost_tokens)
+            (
+                lost.sequence.request.request_id,
+                lost.sequence.index,
+                lost.num_lost_tokens,
+                lost.num_swapped_tokens,
+                lost.needed_by.request.request_id,
+                lost.needed_by.index,
+            )
             for lost in scheduler.preempted
         ],
-        blocks=[(pool.num_used, pool.num_free) for pool in kv.pools],
+        blocks=[(group.used, group.cached, group.free) for group in kv.usage()],
         num_waiting=len(scheduler.waiting),
         waiting=[sequence.request.request_id for sequence in islice(scheduler.waiting, MAX_NAMED_WAITING)],
         wait_reason=scheduler.wait_reason,

@@ -32,6 +32,7 @@ class OutputStream:
         self._last_at: float | None = None
         self._last_by_index: dict[int, float] = {}
         self._num_output_tokens = 0
+        self._max_output_tokens = 0
 
     @property
     def finished(self) -> bool:
@@ -74,6 +75,7 @@ class OutputStream:
         if output.finish_reason is not None:
             self._num_open -= 1
             self._num_output_tokens += output.num_output_tokens
+            self._max_output_tokens = max(self._max_output_tokens, output.num_output_tokens)
             if self.finished and self._observer is not None:
                 self._observer.finished(self._times(output.finish_reason, now))
         if not self._closed:
@@ -106,6 +108,7 @@ class OutputStream:
             e2e=now - self._arrived_at,
             max_tokens=params.max_tokens,
             n=params.n,
+            max_output_tokens=self._max_output_tokens,
         )
 
     def _wake(self) -> None:

@@ -24,11 +24,13 @@ def create_executor(model: Model, config: EngineConfig, limits: ExecutorLimits) 
     if config.executor == "native":
         from yeoul.exec.native import NativeExecutor
 
-        return NativeExecutor(model, limits, isa=config.isa, num_threads=config.num_threads, clock=clock)
+        return NativeExecutor(
+            model, limits, isa=config.isa, num_threads=config.num_threads, clock=clock, swap_dir=config.swap_dir
+        )
     from yeoul.exec.reference import ReferenceExecutor
 
     if config.executor == "reference":
-        return ReferenceExecutor(model, limits, "as_native", clock)
+        return ReferenceExecutor(model, limits, "as_native", clock, config.swap_dir)
     if config.executor == "reference-exact":
-        return ReferenceExecutor(model, limits, "exact", clock)
+        return ReferenceExecutor(model, limits, "exact", clock, config.swap_dir)
     raise ConfigError(f"there is no executor {config.executor!r}", param="executor")

@@ -14,9 +14,12 @@ import numpy as np
 from yeoul import _native
 from yeoul.config import isa_override
 from yeoul.errors import ConfigError, EngineError
+from yeoul.exec.kv_wire import fingerprint
 from yeoul.exec.lowering import Lowering, PackedWeights
+from yeoul.exec.native_blocks import NativeBlocks
 from yeoul.exec.native_outputs import NativeOutputs, logit_rules
 from yeoul.exec.protocol import ExecutorLimits, Ticket
+from yeoul.exec.swap import Swapper, SwapStore
 from yeoul.models.model import Model
 from yeoul.ops.passes import fuse
 from yeoul.step import PlanRow, RowResult, RowStatus, SlotState, StepPlan, StepResult
@@ -59,6 +62,7 @@ class NativeExecutor:
         isa: str = "auto",
         num_threads: int = 1,
         clock: Callable[[], float] = time.perf_counter,
+        swap_dir: str | None = None,
     ) -> None:
         self._isa, self._reason = choose_isa(isa)
         self._clock = clock
@@ -79,6 +83,9 @@ class NativeExecutor:
         ]
         self._program = _native.Program(self._pool, self._isa, lowering.arena_bytes, native_groups)
         lowering.emit(self._program)
+        numerics = fingerprint("native", self._isa, model.spec, groups, _weight_types(model))
+        self._swapper = Swapper(NativeBlocks(self._program, groups), numerics, SwapStore(swap_dir))
+        self._failed_slots: frozenset[int] = frozenset()
         self._lowering = lowering
         self._ropes = lowering.ropes
         self._rope_end = 0
@@ -126,6 +133,7 @@ class NativeExecutor:
     def close(self) -> None:
         """See Executor. The memory goes with the last reference."""
         self._results.clear()
+        self._swapper.close()
 
     def _make_buffers(self, max_tokens: int, max_rows: int) -> None:
         self._tokens = np.zeros(max_tokens, np.int32)
@@ -151,6 +159,7 @@ class NativeExecutor:
                 raise EngineError(f"step {plan.step_id} releases slot {slot}, which does not exist")
             self._states[slot] = None
             self._set_rules(slot, None)
+        self._move_blocks(plan)
         if len(plan.rows) > len(self._rows) or plan.num_tokens > len(self._tokens):
             raise EngineError(f"step {plan.step_id} is larger than the executor was built for")
         if len({row.slot for row in plan.rows}) < len(plan.rows):
@@ -166,6 +175,12 @@ class NativeExecutor:
         self._check(begin, plan)
         self._row_nan[: len(plan.rows)] = 0
         return begin
+
+    def _move_blocks(self, plan: StepPlan) -> None:
+        self._swapper.out(plan.dropped_swaps, plan.swap_outs)
+        for copy in plan.block_copies:
+            self._program.copy_block(copy.group, copy.source, copy.target)
+        self._failed_slots = self._swapper.back(plan.swap_ins)
 
     def _enter(self, row: PlanRow) -> None:
         """Note what is new in the row's slot: its state, its blocks.
@@ -226,7 +241,9 @@ class NativeExecutor:
         nan_rows = self._row_nan[: len(plan.rows)].tolist()
         results = self._outputs.collect(plan, self._states)
         for index, row in enumerate(plan.rows):
-            if nan_rows[index]:
+            if row.slot in self._failed_slots:
+                results[index] = RowResult(status=RowStatus.ERROR)
+            elif nan_rows[index]:
                 results[index] = RowResult(status=RowStatus.NAN)
             elif results[index].token_ids:
                 self._take(row.slot, results[index].token_ids[0])
@@ -238,6 +255,10 @@ class NativeExecutor:
         rules = self._rules[slot]
         if rules is not None:
             rules.append(token)
+
+
+def _weight_types(model: Model) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted((name, tensor.type.name) for name, tensor in model.weights.items()))
 
 
 def _kv_group(spec: KVSpec, num_layers: int, num_blocks: int, table: np.ndarray) -> NativeGroup:

@@ -12,7 +12,7 @@ Modes:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -20,9 +20,11 @@ import numpy as np
 
 from yeoul.errors import EngineError
 from yeoul.exec import reference_math as m
+from yeoul.exec.kv_wire import fingerprint
 from yeoul.exec.protocol import ExecutorLimits, Ticket
 from yeoul.exec.reference_sampling import sample, score
 from yeoul.exec.reference_slots import Frame, RowFrame, Slots, first_key, wanted_tokens
+from yeoul.exec.swap import Swapper, SwapStore
 from yeoul.models.model import Model
 from yeoul.ops import vocabulary as v
 from yeoul.ops.passes import fuse, inputs
@@ -45,7 +47,12 @@ class ReferenceExecutor:
     max_in_flight = 1
 
     def __init__(
-        self, model: Model, limits: ExecutorLimits, mode: Mode = "exact", clock: Callable[[], float] = time.perf_counter
+        self,
+        model: Model,
+        limits: ExecutorLimits,
+        mode: Mode = "exact",
+        clock: Callable[[], float] = time.perf_counter,
+        swap_dir: str | None = None,
     ) -> None:
         self._mode = mode
         self._clock = clock
@@ -55,6 +62,9 @@ class ReferenceExecutor:
         self._group_of = {layer: g for g, (_, layers) in enumerate(model.program.kv_groups) for layer in layers}
         self._slots = Slots([spec for spec, _ in model.program.kv_groups], limits, model.spec.vocab_size)
         self._kv = [self._empty_kv(op, limits) for op in self._program.ops if isinstance(op, v.Attention)]
+        numerics = fingerprint("reference", mode, model.spec, model.program.kv_groups)
+        self._swapper = Swapper(self, numerics, SwapStore(swap_dir))
+        self._failed_slots: frozenset[int] = frozenset()
         self._values: dict[str, Array] = {}
         self._results: dict[Ticket, StepResult | EngineError] = {}
         self._tickets = 0
@@ -78,7 +88,7 @@ class ReferenceExecutor:
 
     def logits(self, plan: StepPlan) -> Array:
         """See Executor: float32 [num_tokens, vocab]. Raises EngineError for a plan that is not sound."""
-        frame = self._slots.prepare(plan)
+        frame = self._prepare(plan)
         rows = [*self._logit_rows(self._execute(frame, np.arange(len(frame.tokens))))]
         return np.stack(rows) if rows else np.empty((0, self._program.head.out.dim), np.float32)
 
@@ -91,11 +101,12 @@ class ReferenceExecutor:
         """Drop weights and KV."""
         self._values.clear()
         self._kv.clear()
+        self._swapper.close()
         self._results.clear()
 
     def _run(self, plan: StepPlan) -> StepResult:
         started = self._clock()
-        frame = self._slots.prepare(plan)
+        frame = self._prepare(plan)
         wanted = [wanted_tokens(row, made.begin) for row, made in zip(plan.rows, frame.rows, strict=True)]
         hidden = self._execute(frame, np.array([token for tokens in wanted for token in tokens], np.int64))
         results, at = [], 0
@@ -104,8 +115,35 @@ class ReferenceExecutor:
             at += len(tokens)
         return StepResult(plan.step_id, tuple(results), started, self._clock())
 
+    def _prepare(self, plan: StepPlan) -> Frame:
+        """Check the plan and move blocks as it says."""
+        frame = self._slots.prepare(plan)
+        self._swapper.out(plan.dropped_swaps, plan.swap_outs)
+        for copy in plan.block_copies:
+            for keys, values in self._layers(copy.group):
+                keys[copy.target], values[copy.target] = keys[copy.source], values[copy.source]
+        self._failed_slots = self._swapper.back(plan.swap_ins)
+        return frame
+
+    def _layers(self, group: int) -> list[tuple[Array, Array]]:
+        return [kv for layer, kv in enumerate(self._kv) if self._group_of[layer] == group]
+
+    def read_blocks(self, group: int, blocks: Sequence[int]) -> tuple[Array, Array]:
+        """See yeoul.exec.swap.BlockAccess."""
+        ids = list(blocks)
+        keys, values = zip(*self._layers(group), strict=True)
+        return _to_wire([layer[ids] for layer in keys]), _to_wire([layer[ids] for layer in values])
+
+    def write_blocks(self, group: int, blocks: Sequence[int], keys: Array, values: Array) -> None:
+        """See yeoul.exec.swap.BlockAccess."""
+        for layer, (own_keys, own_values) in enumerate(self._layers(group)):
+            _from_wire(own_keys, blocks, keys[:, layer])
+            _from_wire(own_values, blocks, values[:, layer])
+
     def _row_result(self, row: PlanRow, made: RowFrame, hidden: Array) -> RowResult:
         """`hidden`: of the row's wanted tokens, [.., dim]: those to score, the one to sample, those to pool."""
+        if row.slot in self._failed_slots:
+            return RowResult(status=RowStatus.ERROR)
         num_scores = len(row.score_targets)
         targets = zip(row.score_targets, self._logit_rows(hidden[:num_scores]), strict=True)
         scores = [score(logits, target, made.slot.state.num_score_logprobs) for target, logits in targets]
@@ -252,6 +290,19 @@ RULES: MappingProxyType[type[v.Op], Callable[..., Array]] = MappingProxyType(
         v.Logits: ReferenceExecutor._logits,
     }
 )
+
+
+def _to_wire(layers: list[Array]) -> Array:
+    """[blocks, tokens, heads, size] of each layer to uint8 [blocks, layers, bytes of [head][token][size]]."""
+    stacked = np.stack(layers, axis=1).swapaxes(2, 3)
+    return np.ascontiguousarray(stacked).view(np.uint8).reshape(len(stacked), len(layers), -1)
+
+
+def _from_wire(own: Array, blocks: Sequence[int], parts: Array) -> None:
+    """uint8 [blocks, bytes] into one layer's [block, token, head, size]."""
+    _, tokens, heads, size = own.shape
+    values = np.ascontiguousarray(parts).view(own.dtype).reshape(len(parts), heads, tokens, size)
+    own[list(blocks)] = values.swapaxes(1, 2)
 
 
 def _wide(env: dict[int, Array], value: v.Value) -> m.Array:

@@ -84,6 +84,8 @@ class Slots:
         self._slots: dict[int, Slot] = {}
         self._held = [np.full((blocks, limits.block_size), -1, np.int64) for blocks in limits.num_blocks]
         """The position that each KV slot was last written for."""
+        self._swapped: dict[int, list[Array]] = {}
+        """By handle: what `_held` said of the blocks, per KV group."""
 
     def prepare(self, plan: StepPlan) -> Frame:
         """Apply a plan to the slots and check all of it.
@@ -95,6 +97,7 @@ class Slots:
         for slot in plan.released_slots:
             if self._slots.pop(slot, None) is None:
                 raise EngineError(f"step {plan.step_id}: slot {slot} is released but not taken")
+        self._move(plan)
         if plan.num_tokens > self._limits.max_num_batched_tokens:
             raise EngineError(f"step {plan.step_id}: {plan.num_tokens} tokens are more than the executor was built for")
         rows, tokens = self._rows(plan)
@@ -103,6 +106,30 @@ class Slots:
             self._check_reads(f"step {plan.step_id}, row {index}", row)
         positions = [np.arange(row.start, row.end) for row in rows]
         return Frame(tuple(rows), np.array(tokens, np.int64), np.concatenate(positions or [np.zeros(0, np.int64)]))
+
+    def _move(self, plan: StepPlan) -> None:
+        """What the plan says of blocks: drops, swaps out, copies, swaps in."""
+        for handle in plan.dropped_swaps:
+            self._swapped.pop(handle, None)
+        for out in plan.swap_outs:
+            self._check_blocks(plan, out.blocks)
+            self._swapped[out.handle] = [held[list(ids)] for held, ids in zip(self._held, out.blocks, strict=True)]
+        for copy in plan.block_copies:
+            named = tuple((copy.source, copy.target) if group == copy.group else () for group in range(len(self._held)))
+            self._check_blocks(plan, named)
+            self._held[copy.group][copy.target] = self._held[copy.group][copy.source]
+        for back in plan.swap_ins:
+            self._check_blocks(plan, back.blocks)
+            kept = self._swapped.pop(back.handle, None)
+            if kept is None or [len(rows) for rows in kept] != [len(ids) for ids in back.blocks]:
+                raise EngineError(f"step {plan.step_id}: swap {back.handle} brings back what never went out")
+            for held, ids, rows in zip(self._held, back.blocks, kept, strict=True):
+                held[list(ids)] = rows
+
+    def _check_blocks(self, plan: StepPlan, blocks: Sequence[Sequence[int]]) -> None:
+        for ids, limit in zip(blocks, self._limits.num_blocks, strict=True):
+            if not all(NULL_BLOCK < block < limit for block in ids):
+                raise EngineError(f"step {plan.step_id}: a block to copy or swap does not exist")
 
     def _rows(self, plan: StepPlan) -> tuple[list[RowFrame], list[int]]:
         rows: list[RowFrame] = []

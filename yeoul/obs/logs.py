@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import logging
 import sys
+from datetime import UTC, datetime
 from typing import TextIO
 
+import orjson
+
 LEVELS = ("debug", "info", "warning", "error")
+FORMATS = ("text", "json")
 
 
 class OneLineFormatter(logging.Formatter):
@@ -20,6 +24,27 @@ class OneLineFormatter(logging.Formatter):
         return escape_controls(super().format(record))
 
 
+class JsonFormatter(logging.Formatter):
+    """One JSON object per line: time (UTC), level, logger, message, and the traceback where there is one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as one line of JSON."""
+        line = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return orjson.dumps({name: _encodable(text) for name, text in line.items()}).decode()
+
+
+def _encodable(text: str) -> str:
+    """Half of a surrogate pair has no UTF-8 form."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def escape_controls(text: str) -> str:
     """Every character that is not printable as an escape, e.g. a line feed as \\n."""
     if text.isprintable():
@@ -27,13 +52,13 @@ def escape_controls(text: str) -> str:
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
-def setup_logging(level: str = "info", stream: TextIO | None = None) -> None:
-    """Send all logs to `stream` (stderr), one line each, replacing earlier handlers.
+def setup_logging(level: str = "info", stream: TextIO | None = None, *, form: str = "text") -> None:
+    """Send all logs to `stream` (stderr), one line each, replacing earlier handlers. `form`: one of FORMATS.
 
     uvicorn's own messages count from `warning` on, except its access log, which has its own switch.
     """
     handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(OneLineFormatter())
+    handler.setFormatter(JsonFormatter() if form == "json" else OneLineFormatter())
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("yeoul").setLevel(level.upper())
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)

@@ -15,6 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 
 from yeoul.engine.client import EngineStats, RequestTimes
+from yeoul.engine.step_sizes import BOUNDS
 from yeoul.types import FinishReason
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -79,6 +80,7 @@ class Metrics:
         self._generation_tokens = Histogram(tokens)
         self._max_tokens = Histogram(tokens)
         self._n = Histogram(N_BUCKETS)
+        self._longest = Histogram(tokens)
         self._registry = CollectorRegistry()
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
@@ -107,6 +109,7 @@ class Metrics:
         self._generation_tokens.observe(times.num_output_tokens)
         self._max_tokens.observe(times.max_tokens)
         self._n.observe(times.n)
+        self._longest.observe(times.max_output_tokens)
 
     def render(self) -> bytes:
         """The text that /metrics answers."""
@@ -118,6 +121,7 @@ class Metrics:
             stats = self._stats()
             yield from self._gauges(stats)
             yield from self._counters(stats)
+            yield self._step_sizes(stats)
         for name, text, histogram in self._histograms():
             family = HistogramMetricFamily(self._name(name), text, labels=("model_name",))
             family.add_metric((self._model_name,), histogram.cumulative(), histogram.total)
@@ -129,6 +133,10 @@ class Metrics:
             ("num_requests_running", "Sequences that steps compute.", float(stats.num_running)),
             ("num_requests_waiting", "Sequences that wait for their first step.", float(stats.num_waiting)),
             ("kv_cache_usage_perc", "Used share of the KV blocks, 0 to 1.", usage),
+            ("kv_computed_slots", "Token slots of used KV blocks that hold a token.", float(stats.kv_computed_slots)),
+            ("kv_partial_slots", "Token slots wasted in last blocks.", float(stats.kv_partial_slots)),
+            ("kv_reserved_slots", "Token slots reserved for later.", float(stats.kv_reserved_slots)),
+            ("kv_over_reserved_slots", "Token slots reserved for nothing.", float(stats.kv_over_reserved_slots)),
         ):
             family = GaugeMetricFamily(self._name(name), text, labels=("model_name",))
             family.add_metric((self._model_name,), value)
@@ -137,8 +145,12 @@ class Metrics:
     def _counters(self, stats: EngineStats) -> Iterator[Metric]:
         for name, text, value in (
             ("num_preemptions", "Preempted sequences.", stats.preemptions),
-            ("prompt_tokens", "Prompt tokens computed; recomputation is not counted again.", stats.prompt_tokens),
+            ("preemption_lost_tokens", "Computed tokens that preemptions gave up.", stats.lost_tokens),
+            ("preemption_swapped_tokens", "Computed tokens that preemptions swapped out.", stats.swapped_tokens),
+            ("prompt_tokens", "Prompt tokens, cached ones too; recomputation is not counted.", stats.prompt_tokens),
             ("generation_tokens", "Generated tokens.", stats.generation_tokens),
+            ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", stats.prefix_cache_queries),
+            ("prefix_cache_hits", "Prompt tokens found in the prefix cache.", stats.prefix_cache_hits),
         ):
             family = CounterMetricFamily(self._name(name), text, labels=("model_name",))
             family.add_metric((self._model_name,), float(value))
@@ -148,6 +160,15 @@ class Metrics:
         for reason in FinishReason:
             family.add_metric((self._model_name, reason.value), float(stats.finished.get(reason.value, 0)))
         yield family
+
+    def _step_sizes(self, stats: EngineStats) -> Metric:
+        histogram = Histogram(map(float, BOUNDS))
+        histogram.counts = list(stats.step_sizes) or histogram.counts
+        histogram.total = float(stats.step_tokens)
+        text = "Tokens that a step computes, of prompts and of replies."
+        family = HistogramMetricFamily(self._name("iteration_tokens_total"), text, labels=("model_name",))
+        family.add_metric((self._model_name,), histogram.cumulative(), histogram.total)
+        return family
 
     def _histograms(self) -> Iterator[tuple[str, str, Histogram]]:
         yield "time_to_first_token_seconds", "From arrival to the first token.", self._ttft
@@ -162,6 +183,7 @@ class Metrics:
         yield "request_prompt_tokens", "Prompt tokens of a request.", self._prompt_tokens
         yield "request_generation_tokens", "Generated tokens of a request.", self._generation_tokens
         yield "request_params_max_tokens", "max_tokens of a request.", self._max_tokens
+        yield "request_max_num_generation_tokens", "Generated tokens of a request's longest sequence.", self._longest
         yield "request_params_n", "n of a request.", self._n
 
     def _name(self, name: str) -> str:

@@ -1,27 +1,28 @@
 """Scheduler: decides what the next step computes and applies what came of it.
 
 Owns the queue, the running list, the slots and every change of a Sequence. Must not know time (it is told), tensors,
-text or who asked. One token budget per step: running rows first, chunks of waiting prompts fill the rest.
+text or who asked. One token budget per step: running rows first, chunks of waiting prompts fill the rest. Policies
+(`policies.py`) choose who is admitted and who is preempted.
 
-Arrival order is an invariant, not a sort: admission takes the queue's head, preemption returns the latest arrived to
-the queue's head, so every running sequence arrived before every waiting one and `running` is in arrival order.
+`waiting` is in order of arrival, whatever the order of admission; `running` is in order of admission.
 """
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import deque
 
-import msgspec
-
 from yeoul.errors import ConfigError, ContextLengthError, EngineError
-from yeoul.kv.manager import KVManager
-from yeoul.sched.policies import first_come_first_served, latest_arrived
+from yeoul.kv.manager import KVManager, NewBlocks, SlotUsage
+from yeoul.kv.swap import SwapSpace
+from yeoul.sched.admission import Admission
+from yeoul.sched.draft import PlanDraft
+from yeoul.sched.policies import Policies, choose_victim
+from yeoul.sched.results import Committed, Preempted, SchedulerCounters
 from yeoul.sched.sequence import NO_SLOT, Sequence, SequenceStatus
+from yeoul.sched.swapping import Swapping
 from yeoul.step import PlanRow, RowResult, RowStatus, StepPlan, StepResult
-from yeoul.types import FinishReason, TokenLogprob
-
-NewBlocks = tuple[tuple[int, ...], ...]
-"""Per KV group, what a sequence's block table grew by."""
+from yeoul.types import FinishReason
 
 ROW_ERRORS = {
     RowStatus.NAN: "the model's output for this sequence is not a number",
@@ -30,39 +31,8 @@ ROW_ERRORS = {
 }
 
 
-class Committed(msgspec.Struct, frozen=True, kw_only=True):
-    """What one sequence gained in a step: tokens, an end, or both."""
-
-    sequence: Sequence
-    token_ids: tuple[int, ...] = ()
-    logprobs: tuple[TokenLogprob, ...] = ()
-    prompt_logprobs: tuple[TokenLogprob, ...] = ()
-    """All of them, when the prompt is complete."""
-    pooled: bytes = b""
-    ended_by_token: bool = False
-    """The last token is an end token: it counts, its text is not shown."""
-    finish_reason: FinishReason | None = None
-    error: str | None = None
-
-
-class Preempted(msgspec.Struct, frozen=True):
-    """A sequence that went back to the queue, and how many computed tokens that cost."""
-
-    sequence: Sequence
-    num_lost_tokens: int
-
-
-class SchedulerCounters(msgspec.Struct):
-    """Only grow."""
-
-    prompt_tokens: int = 0
-    """Computed for the first time, of the first of a request's n sequences: the sum of the prompts' lengths."""
-    generation_tokens: int = 0
-    preemptions: int = 0
-
-
 class Scheduler:
-    """Continuous batching with chunked prefill and preemption by recomputation. One step may be in flight."""
+    """Continuous batching with chunked prefill, unless the policies say otherwise. One step may be in flight."""
 
     def __init__(
         self,
@@ -72,6 +42,8 @@ class Scheduler:
         max_num_batched_tokens: int,
         max_model_len: int,
         end_tokens: frozenset[int] = frozenset(),
+        policies: Policies | None = None,
+        swap_space: SwapSpace | None = None,
     ) -> None:
         """Raises ConfigError for a pool that cannot hold the window of a single sequence."""
         self.max_num_seqs = max_num_seqs
@@ -87,8 +59,11 @@ class Scheduler:
         """In the order of the plan's rows."""
         self.first_scheduled: list[Sequence] = []
         self.wait_reason: str | None = None
-        """Why the queue's head was not admitted by the last `schedule` call: slots, tokens, blocks or preemption."""
+        """Why nobody more was admitted by the last `schedule`: slots, tokens, blocks, preemption, fork or batch."""
         self._kv = kv
+        self._policies = policies or Policies()
+        self._admission = Admission(kv, self._policies)
+        self._swapping = Swapping(kv, swap_space)
         self._end_tokens = end_tokens
         self._max_chunk = kv.max_chunk(max_num_batched_tokens, self.max_model_len)
         if self._max_chunk < 1:
@@ -120,7 +95,8 @@ class Scheduler:
         self.check_fits(sequence.num_prompt_tokens)
         room = self.max_model_len - sequence.num_prompt_tokens
         sequence.max_tokens = min(room, sequence.max_tokens)
-        sequence.tables = self._kv.open()
+        limit = sequence.num_prompt_tokens + sequence.max_tokens
+        sequence.tables = self._kv.open(sequence.token_ids, salt=sequence.request.cache_salt, limit=limit)
         self.waiting.append(sequence)
         self.num_waiting_tokens += sequence.num_tokens
 
@@ -138,6 +114,7 @@ class Scheduler:
         if sequence.status is SequenceStatus.WAITING:
             self.waiting.remove(sequence)
             self.num_waiting_tokens -= sequence.num_tokens
+            self._swapping.drop(sequence)
         else:
             self.running.remove(sequence)
         sequence.status = SequenceStatus.FINISHED
@@ -156,91 +133,130 @@ class Scheduler:
         if self._is_in_flight:
             raise EngineError("a step is in flight already")
         self.preempted, self.scheduled, self.first_scheduled = [], [], []
-        rows: list[PlanRow] = []
-        budget = self._schedule_running(rows)
-        self._admit(rows, budget, now)
-        if not rows:
+        draft = PlanDraft(self.max_num_batched_tokens, self._end_tokens)
+        self._fill(draft, now)
+        if not draft.rows:
             return self._empty_plan()
-        plan = StepPlan(self._step_id, tuple(rows), tuple(self._released_slots))
+        self.scheduled = draft.scheduled
+        plan = draft.plan(self._step_id, self._released_slots, self._swapping)
         self._released_slots.clear()
+        self._swapping.planned()
         self._step_id += 1
         self._is_in_flight = True
         return plan
 
+    def _fill(self, draft: PlanDraft, now: float) -> None:
+        """Running rows first, then whoever may start; with `prefill_first`, tokens to sample wait for all prompts."""
+        if self._policies.batching != "prefill_first":
+            self._schedule_running(draft, self.running, now)
+            self._admit(draft, now)
+            return
+        self._schedule_running(draft, [one for one in self.running if not one.sampled_in_slot], now)
+        self._admit(draft, now)
+        if not draft.rows:
+            self._schedule_running(draft, self.running, now)
+
     def _empty_plan(self) -> StepPlan:
         """Nothing is in flight after it, and released slots wait for the next plan that runs."""
         if self.waiting:
-            raise EngineError(f"nothing runs and the queue's head cannot be admitted for lack of {self.wait_reason}")
+            raise EngineError(f"nothing runs and nobody of the queue can be admitted for lack of {self.wait_reason}")
         return StepPlan(self._step_id, ())
 
-    def _schedule_running(self, rows: list[PlanRow]) -> int:
-        """Returns the budget that is left.
+    def _schedule_running(self, draft: PlanDraft, sequences: list[Sequence], now: float) -> None:
+        """Grant each what it needs, then plan the rows of those that were not preempted for another meanwhile.
 
-        Every running row gets at least one token, in every step: it was admitted with one when those before it had
-        theirs, and what a row takes never grows, but for the last one's, which took what was left.
+        Under continuous batching everyone gets at least one token, in every step: it was admitted with one when those
+        before it had theirs, and what a row takes never grows, but for the last one's, which took what was left.
         """
-        budget, index = self.max_num_batched_tokens, 0
-        while index < len(self.running):
-            sequence = self.running[index]
+        granted: list[tuple[Sequence, int, NewBlocks]] = []
+        for sequence in list(sequences):
             start = sequence.num_computed_tokens
-            count = min(len(sequence.token_ids) - start, self._max_chunk, budget)
-            blocks = self._grow_or_preempt(sequence, start + count)
-            if blocks is None:
-                break
-            rows.append(self._row(sequence, count, blocks))
-            self.scheduled.append(sequence)
-            budget -= count
-            index += 1
-        return budget
+            count = min(len(sequence.token_ids) - start, self._max_chunk, draft.budget)
+            if count < 1 or sequence.status is not SequenceStatus.RUNNING:
+                continue
+            blocks = self._grow_or_preempt(sequence, start + count, now)
+            if blocks is not None:
+                granted.append((sequence, count, blocks))
+                draft.budget -= count
+        for sequence, count, blocks in granted:
+            if sequence.status is SequenceStatus.RUNNING:
+                draft.add(sequence, count, blocks)
 
-    def _grow_or_preempt(self, sequence: Sequence, num_tokens: int) -> NewBlocks | None:
-        """New blocks for `sequence`, taken from later arrivals if need be; None if it had to go itself."""
+    def _grow_or_preempt(self, sequence: Sequence, num_tokens: int, now: float) -> NewBlocks | None:
+        """New blocks for `sequence`, taken from those who rank lower if need be; None if it had to go itself."""
         while True:
             blocks = self._kv.grow(sequence.tables, num_tokens)
             if blocks is not None:
                 return blocks
-            victim = latest_arrived(self.running)
+            victim = choose_victim(self.running, self._policies, now)
             if victim is sequence and len(self.running) == 1:
                 raise EngineError(f"a sequence of {num_tokens} tokens does not fit in the KV pool, even alone")
-            self._preempt(victim)
+            self._preempt(victim, sequence)
             if victim is sequence:
                 return None
 
-    def _preempt(self, sequence: Sequence) -> None:
-        self.preempted.append(Preempted(sequence, sequence.num_computed_tokens))
+    def _preempt(self, sequence: Sequence, needed_by: Sequence) -> None:
+        count = sequence.num_computed_tokens
+        lost, kept = (0, count) if self._swapping.out(sequence) else (count, 0)
+        self.preempted.append(Preempted(sequence, needed_by, lost, kept))
         self.counters.preemptions += 1
+        self.counters.lost_tokens += lost
+        self.counters.swapped_tokens += kept
         self.running.remove(sequence)
         self._vacate(sequence)
         sequence.status = SequenceStatus.WAITING
-        self.waiting.appendleft(sequence)
+        insort(self.waiting, sequence, key=lambda one: one.id)
         self.num_waiting_tokens += sequence.num_tokens
 
-    def _admit(self, rows: list[PlanRow], budget: int, now: float) -> None:
+    def _admit(self, draft: PlanDraft, now: float) -> None:
         self.wait_reason = None
-        while self.waiting:
-            sequence = first_come_first_served(self.waiting)
-            count = min(sequence.num_tokens, self._max_chunk, budget)
-            self.wait_reason = self._why_wait(sequence, count)
-            if self.wait_reason is not None:
-                return
-            blocks = self._kv.grow(sequence.tables, count)
-            if blocks is None:
-                raise EngineError("the KV pool lacks blocks that it said were free")
-            self._start(sequence, now)
-            rows.append(self._row(sequence, count, blocks))
-            self.scheduled.append(sequence)
-            budget -= count
+        if not self.waiting:
+            self._admission.end_of_step(None)
+            return
+        self.wait_reason = self._gate(draft)
+        if self.wait_reason is None:
+            for sequence in self._admission.candidates(self.waiting, now):
+                self.wait_reason = self._gate(draft) or self._try_start(draft, sequence, now)
+                if self.wait_reason is not None:
+                    break
+            else:
+                self.wait_reason = "fork" if self.waiting else None
+        self._admission.end_of_step(self.wait_reason)
 
-    def _why_wait(self, sequence: Sequence, count: int) -> str | None:
-        """Admission asks for room for all known tokens, not only for the first chunk, so that no half-computed prompt
-        is admitted just to be preempted."""
-        if self.preempted:
-            return "preemption"
-        if not self._free_slots:
-            return "slots"
-        if count < 1:
+    def _gate(self, draft: PlanDraft) -> str | None:
+        return self._admission.gate(draft, len(self._free_slots), len(self.running), bool(self.preempted))
+
+    def _try_start(self, draft: PlanDraft, sequence: Sequence, now: float) -> str | None:
+        """Begin a stay; what is lacking if it cannot."""
+        prefix, source = self._admission.prefix(sequence, draft.started)
+        found = prefix.num_tokens
+        rest = sequence.num_tokens - found
+        if not self._admission.takes(draft, rest):
             return "tokens"
-        return None if self._kv.can_grow(sequence.num_tokens, self._max_chunk) else "blocks"
+        count = min(rest, self._max_chunk, draft.budget)
+        begin = self._kv.start if sequence.swapped is None else self._kv.restore
+        start = begin(sequence.tables, prefix, found + count, sequence.num_tokens, self._max_chunk)
+        if start is None:
+            return "blocks"
+        self._count_cached(sequence, found, source)
+        self._start(sequence, now)
+        self._swapping.back(sequence)
+        sequence.num_computed_tokens = found
+        draft.budget -= count
+        draft.copies.extend(start.copies)
+        draft.started.append(sequence)
+        draft.add(sequence, count, start.blocks)
+        return None
+
+    def _count_cached(self, sequence: Sequence, num_tokens: int, source: Sequence | None) -> None:
+        """A resumed sequence's own blocks are no hits, nor is what the first of n sequences left for the others."""
+        self.counters.forks += source is not None
+        if sequence.first_scheduled_at is not None:
+            return
+        sequence.num_cached_tokens = num_tokens if sequence.index == 0 else sequence.siblings[0].num_cached_tokens
+        if sequence.index == 0:
+            self.counters.prefix_cache_queries += sequence.num_prompt_tokens
+            self.counters.prefix_cache_hits += num_tokens
 
     def _start(self, sequence: Sequence, now: float) -> None:
         self.waiting.remove(sequence)
@@ -251,28 +267,6 @@ class Scheduler:
             sequence.first_scheduled_at = now
             self.first_scheduled.append(sequence)
         self.running.append(sequence)
-
-    def _row(self, sequence: Sequence, count: int, blocks: NewBlocks) -> PlanRow:
-        start = sequence.num_computed_tokens
-        end = start + count
-        state = None if sequence.in_slot else sequence.slot_state(self._end_tokens)
-        token_ids = () if sequence.sampled_in_slot else tuple(sequence.token_ids[start:end])
-        sequence.in_slot = True
-        sequence.num_scheduled_tokens = count
-        sample = end == len(sequence.token_ids) and not sequence.only_prompt
-        first, targets = sequence.score_span(start, end)
-        return PlanRow(
-            sequence.slot,
-            start,
-            count,
-            token_ids,
-            blocks,
-            sample,
-            state,
-            score_first=first,
-            score_targets=targets,
-            num_pooled=sequence.num_pooled(start, end),
-        )
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[Committed]:
         """Apply a result: counters advance, tokens are appended, ended sequences leave, window blocks are freed.
@@ -302,6 +296,7 @@ class Scheduler:
             return Committed(sequence=sequence, finish_reason=FinishReason.ERROR, error=error)
         sequence.num_computed_tokens += row.num_tokens
         self._count_prompt(sequence)
+        self._kv.publish(sequence.tables, sequence.num_computed_tokens)
         self._kv.release_window(sequence.tables, sequence.num_computed_tokens)
         sequence.prompt_scores.extend(result.scores)
         if row.sample:
@@ -354,6 +349,7 @@ class Scheduler:
         """
         touched = self.scheduled if self._is_in_flight else list(self.running) or list(self.waiting)[:1]
         self._is_in_flight = False
+        self._swapping.step_failed(lost.sequence for lost in self.preempted)
         for sequence in touched:
             sequence.num_scheduled_tokens = 0
             self.finish(sequence, FinishReason.ERROR)
@@ -366,6 +362,15 @@ class Scheduler:
         """Sequences that hold blocks."""
         return [*self.running, *self._leaving]
 
+    @property
+    def swap_used(self) -> int:
+        """Bytes of swapped-out KV."""
+        return self._swapping.used
+
+    def slots(self) -> SlotUsage:
+        """What the held token slots are for. A snapshot; any thread."""
+        return self._kv.slots((sequence.tables, sequence.num_computed_tokens) for sequence in self.live())
+
     def check(self) -> None:
         """Recount blocks, slots, queue and order. Raises EngineError on any mismatch. For tests and after faults."""
         live = self.live()
@@ -375,9 +380,10 @@ class Scheduler:
             raise EngineError(f"slots in use and free slots do not add up: {slots}")
         if self.num_waiting_tokens != sum(sequence.num_tokens for sequence in self.waiting):
             raise EngineError("the count of waiting tokens is wrong")
-        order = [sequence.id for sequence in (*self.running, *self.waiting)]
-        if order != sorted(set(order)):
-            raise EngineError("sequences are not in arrival order")
+        self._swapping.check(list(self.waiting))
+        order = [sequence.id for sequence in self.waiting]
+        if order != sorted(set(order)) or {sequence.id for sequence in live} & set(order):
+            raise EngineError("the queue is not in order of arrival, or holds who runs")
 
     def _free_leaving(self) -> None:
         for sequence in self._leaving:

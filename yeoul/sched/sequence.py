@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from enum import Enum
 
-from yeoul.kv.manager import BlockTables
+from yeoul.kv.swap import Swapped
+from yeoul.kv.tables import BlockTables
 from yeoul.step import LogitRules, SlotState
 from yeoul.types import FinishReason, Pooling, Request, TokenLogprob
 
@@ -38,6 +39,7 @@ class Sequence:
         "in_slot",
         "index",
         "max_tokens",
+        "num_cached_tokens",
         "num_computed_tokens",
         "num_counted_tokens",
         "num_prompt_tokens",
@@ -46,8 +48,10 @@ class Sequence:
         "request",
         "sampled_in_slot",
         "seed",
+        "siblings",
         "slot",
         "status",
+        "swapped",
         "tables",
         "token_ids",
     )
@@ -61,13 +65,18 @@ class Sequence:
         self.index = index
         self.id = sequence_id
         self.seed = seed % 2**64
+        self.siblings = [self]
+        """The request's n sequences by index, this one included; set by who makes them."""
         self.arrived_at = arrived_at
         self.first_scheduled_at: float | None = None
         self.token_ids = list(request.prompt_token_ids)
         self.num_prompt_tokens = len(self.token_ids)
         self.max_tokens = NO_LIMIT if request.params.max_tokens is None else request.params.max_tokens
         """Clamped by the scheduler to what the context and the pool allow."""
+        self.num_cached_tokens = 0
+        """Prompt tokens that were in the prefix cache when the sequence started for the first time."""
         self.num_computed_tokens = 0
+        """Tokens whose KV exists: computed in this stay, or shared with who computed them."""
         self.num_scheduled_tokens = 0
         self.num_counted_tokens = 0
         """The highest num_computed_tokens ever reached: recomputed tokens are not counted twice."""
@@ -75,6 +84,8 @@ class Sequence:
         """Of the prompt's tokens after the first, as far as they are known."""
         self.status = SequenceStatus.WAITING
         self.finish_reason: FinishReason | None = None
+        self.swapped: Swapped | None = None
+        """What a preempted sequence has of its tokens outside the pools."""
         self.slot = NO_SLOT
         self.in_slot = False
         """The executor knows of this stay: the first row, with the SlotState, has been planned."""

@@ -78,6 +78,7 @@ class Generation:
                 _check_end(output)
                 cached[request_index] = max(cached.get(request_index, 0), output.num_cached_tokens)
                 self.usage.cached_tokens = sum(cached.values())
+                self.usage.times = output.times or self.usage.times
             yield choice
 
     async def aclose(self) -> None:

@@ -61,8 +61,9 @@ class LimitedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """asyncio: a client connected."""
         super().connection_made(transport)
-        # Any byte that the kernel does not take pauses writing, so that a stalled reader shows at once.
-        transport.set_write_buffer_limits(high=0)
+        # Any byte that the kernel does not take pauses writing, so that a stalled reader shows at once. A TLS transport
+        # pauses at its limit, not above it: with 0 it would never go on.
+        transport.set_write_buffer_limits(high=0 if transport.get_extra_info("sslcontext") is None else 1)
         self._time_phase()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -1,10 +1,11 @@
-"""Binding the port. Owns the listening socket's options; imports nothing heavy, so that a port in use is noticed
-before a model is loaded. Must not know HTTP or the engine."""
+"""Binding the port and reading certificates. Owns the listening socket's options; imports nothing heavy, so that a
+port in use or a bad certificate is noticed before a model is loaded. Must not know HTTP or the engine."""
 
 from __future__ import annotations
 
 import errno
 import socket
+import ssl
 
 from yeoul.errors import ConfigError
 from yeoul.server.options import ServerOptions
@@ -15,10 +16,12 @@ SEND_BUFFER = 32 << 10
 
 
 def bind(options: ServerOptions) -> socket.socket:
-    """Bind and listen on `options.host:port`. Raises ConfigError, one line with a hint, when that is not possible.
+    """Bind and listen on `options.host:port`. Raises ConfigError, one line with a hint, when that is not possible, or
+    when the certificates cannot be used.
 
     Connections that arrive before `run` serves them wait in the kernel's backlog.
     """
+    _check_certificates(options)
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -33,10 +36,25 @@ def bind(options: ServerOptions) -> socket.socket:
     return listener
 
 
-def address(listener: socket.socket) -> str:
+def address(listener: socket.socket, *, tls: bool = False) -> str:
     """The URL that reaches a bound socket, e.g. `http://127.0.0.1:8000`."""
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "https" if tls else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def _check_certificates(options: ServerOptions) -> None:
+    """Read them once, only to find out whether that works: an encrypted key would ask for a passphrase later."""
+    if options.ssl_certfile is None:
+        return
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(options.ssl_certfile, options.ssl_keyfile, password="")
+    except OSError as error:  # ssl.SSLError is one
+        raise ConfigError(
+            f"the certificate {options.ssl_certfile} or its key cannot be used: {error.strerror or error}",
+            hint="--ssl-certfile takes a chain in PEM, --ssl-keyfile its key, which must not be encrypted",
+            param="ssl_certfile",
+        ) from error
 
 
 def _bind_error(options: ServerOptions, error: OSError) -> ConfigError:

@@ -7,8 +7,10 @@ from __future__ import annotations
 from typing import Any
 
 from yeoul.server.wire.call import IGNORED
-from yeoul.server.wire.chat import ROLES
+from yeoul.server.wire.messages import ROLES
+from yeoul.server.wire.responses import ROLES as RESPONSE_ROLES
 from yeoul.server.wire.structured import FORMATS, OUTPUTS
+from yeoul.server.wire.tools import CHOICES, MAX_TOOLS, NAME
 from yeoul.types import (
     MAX_BAD_WORDS,
     MAX_LOGIT_BIAS,
@@ -40,8 +42,8 @@ def _number(low: float, high: float, default: float, text: str) -> Schema:
     return {"type": "number", "minimum": low, "maximum": high, "default": default, "description": text}
 
 
-def _boolean(text: str) -> Schema:
-    return {"type": "boolean", "default": False, "description": text}
+def _boolean(text: str, *, default: bool = False) -> Schema:
+    return {"type": "boolean", "default": default, "description": text}
 
 
 def _ids(most: int, text: str) -> Schema:
@@ -142,17 +144,74 @@ _PART: Schema = {
     "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
     "required": ["type", "text"],
 }
+_CALL: Schema = {
+    "type": "object",
+    "properties": {
+        "id": {"type": "string"},
+        "type": {"const": "function"},
+        "function": {
+            "type": "object",
+            "properties": {"name": {"type": "string"}, "arguments": _string("The text of a JSON object.")},
+            "required": ["name"],
+        },
+    },
+    "required": ["id", "function"],
+}
+_NAMED: Schema = {
+    "type": "object",
+    "properties": {
+        "type": {"const": "function"},
+        "function": {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]},
+    },
+    "required": ["type", "function"],
+}
 _MESSAGE: Schema = {
     "type": "object",
     "properties": {
         "role": {"type": "string", "enum": list(ROLES)},
         "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART, "minItems": 1}]},
         "name": {"type": "string"},
+        "reasoning_content": _string("Of the assistant: given to the chat template."),
+        "tool_calls": {"type": "array", "items": _CALL, "description": "Of the assistant."},
+        "tool_call_id": _string("Of a tool: which call this is the result of."),
     },
-    "required": ["role", "content"],
+    "required": ["role"],
+}
+_TOOL: Schema = {
+    "type": "object",
+    "properties": {
+        "type": {"const": "function"},
+        "function": {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string", "pattern": f"^{NAME.pattern}$"},
+                "description": {"type": "string"},
+                "parameters": {"type": "object"},
+            },
+            "required": ["name"],
+        },
+    },
+    "required": ["type", "function"],
 }
 CHAT_PROPERTIES: dict[str, Schema] = {
     "messages": {"type": "array", "items": _MESSAGE, "minItems": 1, "description": "The conversation so far."},
+    "tools": {
+        "type": "array",
+        "items": _TOOL,
+        "maxItems": MAX_TOOLS,
+        "description": "Functions that the reply may call, where the model's chat template takes tools.",
+    },
+    "tool_choice": {
+        "description": "none: the model does not see the tools. required, or a function by name: the reply is a call.",
+        "anyOf": [{"type": "string", "enum": list(CHOICES)}, _NAMED],
+    },
+    "parallel_tool_calls": _boolean("false: calls after the first are dropped.", default=True),
+    "add_generation_prompt": _boolean("Begin a reply of the assistant.", default=True),
+    "continue_final_message": _boolean("Go on with the last message instead, which is the assistant's."),
+    "chat_template_kwargs": {
+        "type": "object",
+        "description": "Variables for the chat template: strings, numbers, booleans or lists of them.",
+    },
     "max_completion_tokens": _integer(1, 2**31 - 1, "Default: the rest of the context."),
     "max_tokens": _integer(1, 2**31 - 1, "The older name of max_completion_tokens."),
     "logprobs": _boolean("Log-probabilities of the chosen tokens."),
@@ -166,32 +225,56 @@ EMBEDDING_PROPERTIES: dict[str, Schema] = {
     "pooling": {"type": "string", "enum": list(Pooling), "description": "Of the last hidden states; default last."},
     **{name: _SHARED[name] for name in ("truncate_prompt_tokens", "priority", "cache_salt")},
 }
-_ERROR: Schema = {
+_ITEM: Schema = {
     "type": "object",
     "properties": {
-        "error": {
-            "type": "object",
-            "properties": {name: {"type": ["string", "null"]} for name in ("message", "type", "param", "code")},
-        }
+        "type": {"type": "string", "enum": ["message", "reasoning"]},
+        "role": {"type": "string", "enum": list(RESPONSE_ROLES)},
+        "content": {
+            "anyOf": [
+                {"type": "string"},
+                {
+                    "type": "array",
+                    "minItems": 1,
+                    "items": {
+                        "type": "object",
+                        "properties": {"type": {"type": "string"}, "text": {"type": "string"}},
+                        "required": ["type", "text"],
+                    },
+                },
+            ]
+        },
     },
 }
-_ERROR_TEXTS = {
-    400: "The request is malformed, or asks for something that is not supported",
-    404: "Another model than the one that is served",
-    413: "The body is too large",
-    415: "The body is not declared as JSON",
-    429: "Too much work waits; see Retry-After",
-    503: "The server shuts down, or the engine is gone",
+_SAMPLING = {name: schema for name, schema in _SHARED.items() if name not in ("n", "stream_options")}
+RESPONSES_PROPERTIES: dict[str, Schema] = {
+    "input": {
+        "description": "A text, or messages of user and assistant. Nothing is stored.",
+        "anyOf": [{"type": "string"}, {"type": "array", "items": _ITEM, "minItems": 1}],
+    },
+    "instructions": _string("What the system says before the input."),
+    "max_output_tokens": _integer(1, 2**31 - 1, "Default: the rest of the context."),
+    "metadata": {"type": "object", "description": "Strings that the answer repeats."},
+    **_SAMPLING,
 }
-ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
-    status: {"description": text, "content": {"application/json": {"schema": _ERROR}}}
-    for status, text in _ERROR_TEXTS.items()
+_CHAT_TOKENS = ("messages", "tools", "tool_choice", "parallel_tool_calls", "add_generation_prompt",
+                "continue_final_message", "chat_template_kwargs")  # fmt: skip
+TOKENIZE_PROPERTIES: dict[str, Schema] = {
+    "model": _SHARED["model"],
+    "prompt": _string("A text; or messages."),
+    "add_special_tokens": _boolean("Begin with BOS where the model wants it; for a text.", default=True),
+    "return_token_strs": _boolean("The tokens' texts too."),
+    **{name: CHAT_PROPERTIES[name] for name in _CHAT_TOKENS},
+}
+DETOKENIZE_PROPERTIES: dict[str, Schema] = {
+    "model": _SHARED["model"],
+    "tokens": {"type": "array", "items": {"type": "integer", "minimum": 0}, "description": "Token ids."},
 }
 
 
-def _extra(properties: dict[str, Schema], required: str) -> dict[str, Any]:
+def _extra(properties: dict[str, Schema], required: str | None) -> dict[str, Any]:
     nullable = {name: schema if name == required else _nullable(schema) for name, schema in properties.items()}
-    schema = {"type": "object", "properties": nullable, "required": [required]}
+    schema = {"type": "object", "properties": nullable, "required": [] if required is None else [required]}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
@@ -203,4 +286,10 @@ def _nullable(schema: Schema) -> Schema:
 
 COMPLETION_EXTRA = _extra(COMPLETION_PROPERTIES, "prompt")
 CHAT_EXTRA = _extra(CHAT_PROPERTIES, "messages")
+MODEL_EXTRA: dict[str, Any] = {
+    "parameters": [{"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}]
+}
+RESPONSES_EXTRA = _extra(RESPONSES_PROPERTIES, "input")
+TOKENIZE_EXTRA = _extra(TOKENIZE_PROPERTIES, None)
+DETOKENIZE_EXTRA = _extra(DETOKENIZE_PROPERTIES, "tokens")
 EMBEDDING_EXTRA = _extra(EMBEDDING_PROPERTIES, "input")

@@ -24,6 +24,7 @@ from yeoul.server.handlers import Handlers
 from yeoul.server.limits import limited_protocol
 from yeoul.server.listen import BACKLOG, address
 from yeoul.server.options import ServerOptions
+from yeoul.server.replies.reader import PLAIN, ReplyFormats
 from yeoul.server.text_service import TextService
 
 FLUSH_TIMEOUT = 2
@@ -82,10 +83,14 @@ class DrainingServer(uvicorn.Server):
 
 
 def make_server(
-    client: EngineClient, text: TextService, options: ServerOptions, metrics: Metrics | None = None
+    client: EngineClient,
+    text: TextService,
+    options: ServerOptions,
+    metrics: Metrics | None = None,
+    formats: ReplyFormats = PLAIN,
 ) -> DrainingServer:
-    """The server over an engine client, not yet started. `metrics`: the client's RequestObserver, see create_app."""
-    app = create_app(client, text, options, metrics)
+    """The server over an engine client, not yet started. `metrics`, `formats`: see create_app."""
+    app = create_app(client, text, options, metrics, formats)
     config = uvicorn.Config(
         app,
         http=limited_protocol(options),
@@ -95,6 +100,8 @@ def make_server(
         access_log=options.access_log,
         server_header=False,
         proxy_headers=False,
+        ssl_certfile=options.ssl_certfile,
+        ssl_keyfile=options.ssl_keyfile,
         backlog=BACKLOG,
         timeout_keep_alive=options.keep_alive_timeout,  # type: ignore[arg-type]
         timeout_graceful_shutdown=FLUSH_TIMEOUT,
@@ -108,6 +115,7 @@ async def serve(
     text: TextService,
     options: ServerOptions,
     metrics: Metrics | None = None,
+    formats: ReplyFormats = PLAIN,
     *,
     on_ready: Callable[[str], None] | None = None,
 ) -> None:
@@ -115,9 +123,9 @@ async def serve(
 
     `listener`: from listen.bind. `on_ready` gets the server's URL once requests are accepted.
     """
-    server = make_server(client, text, options, metrics)
+    server = make_server(client, text, options, metrics, formats)
     if on_ready is not None:
-        server.on_started = partial(on_ready, address(listener))
+        server.on_started = partial(on_ready, address(listener, tls=options.ssl_certfile is not None))
     try:
         await server.serve(sockets=[listener])
     finally:
@@ -132,12 +140,13 @@ def run(
     text: TextService,
     options: ServerOptions,
     metrics: Metrics | None = None,
+    formats: ReplyFormats = PLAIN,
     *,
     on_ready: Callable[[str], None] | None = None,
 ) -> int:
     """`serve` in an event loop of its own (uvloop where there is one). Returns the exit code, 0."""
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        runner.run(serve(listener, client, text, options, metrics, on_ready=on_ready))
+        runner.run(serve(listener, client, text, options, metrics, formats, on_ready=on_ready))
     return 0
 
 

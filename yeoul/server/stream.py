@@ -6,15 +6,15 @@ from __future__ import annotations
 
 import logging
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from yeoul.errors import YeoulError
-from yeoul.server.answer import Answer, event
 from yeoul.server.errors import describe, internal_error
-from yeoul.server.generation import Generation, unless_disconnected
+from yeoul.server.generation import Choice, Generation, unless_disconnected
+from yeoul.server.wire.call import Usage
 
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -25,14 +25,30 @@ HEADERS = [
 log = logging.getLogger("yeoul.server")
 
 
+class StreamWriter(Protocol):
+    """What turns outputs into server-sent events: Answer, ResponseAnswer."""
+
+    def chunk(self, choice: Choice, usage: Usage) -> bytes:
+        """The events of one output; may be empty. `usage`: so far."""
+        ...
+
+    def tail(self, usage: Usage) -> bytes:
+        """What ends the stream."""
+        ...
+
+    def failure(self, body: dict[str, Any]) -> bytes:
+        """What ends the stream instead, after an error. `body`: OpenAI's error object."""
+        ...
+
+
 class EventStream(Response):
-    """Streams an Answer. Nothing is sent before the first output, so a request that fails at once gets its true HTTP
+    """Streams an answer. Nothing is sent before the first output, so a request that fails at once gets its true HTTP
     status; an error after that is an event of its own, and the stream ends without [DONE].
 
     The generation is closed, which aborts what still runs, however the stream ends.
     """
 
-    def __init__(self, generation: Generation, answer: Answer, request_id: str) -> None:
+    def __init__(self, generation: Generation, answer: StreamWriter, request_id: str) -> None:
         super().__init__()
         self._generation = generation
         self._answer = answer
@@ -56,7 +72,7 @@ class EventStream(Response):
         except Exception as error:
             if not self._started:
                 raise
-            last = event(self._error_object(error))
+            last = self._answer.failure(self._error_object(error))
         await self._send(send, last, more=False)
 
     async def _send(self, send: Send, data: bytes, *, more: bool = True) -> None:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from typing import Final
 
 from yeoul.errors import ModelFileError, RequestError, UnsupportedModelError
+from yeoul.text.controls import ControlTexts
 from yeoul.text.vocabulary import HINT, PREFIX, TokenKind, Vocabulary
 
 MAX_TEXT_BYTES: Final = 1 << 24
@@ -51,14 +53,32 @@ class Tokenizer(ABC):
             ids.append(self.eos_id)
         return ids
 
-    def encode_chat(self, rendered: str) -> list[int]:
+    @cached_property
+    def controls(self) -> ControlTexts:
+        """The control tokens by their texts."""
+        texts = self._vocabulary.texts(TokenKind.CONTROL, TokenKind.UNKNOWN)
+        return ControlTexts({text: token_id for token_id, text in texts})
+
+    def encode_chat(self, rendered: str, stand_ins: Mapping[int, str] | None = None) -> list[int]:
         """Ids of a chat template's output, with BOS once where the tokenizer adds it, whether the template did or not.
 
-        No EOS: the reply comes next. Raises what `encode` raises.
+        `stand_ins`: from `controls.hide`, to be put back. No EOS: the reply comes next. Raises what `encode` raises.
         """
-        ids = self.encode(rendered, add_special=False, parse_special=True)
+        if stand_ins:
+            _check_text(rendered)
+            ids = self._encode_hidden(rendered, stand_ins)
+        else:
+            ids = self.encode(rendered, add_special=False, parse_special=True)
         if self.adds_bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
             ids.insert(0, self.bos_id)
+        return ids
+
+    def _encode_hidden(self, rendered: str, stand_ins: Mapping[int, str]) -> list[int]:
+        ids: list[int] = []
+        for piece, control_id in self.controls.cut(rendered):
+            ids.extend(self._encode(piece.translate(stand_ins), False))
+            if control_id is not None:
+                ids.append(control_id)
         return ids
 
     def is_special(self, token_id: int) -> bool:

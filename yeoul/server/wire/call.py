@@ -13,10 +13,11 @@ import msgspec
 from yeoul.errors import ModelNotServedError
 from yeoul.server.wire.fields import Fields
 from yeoul.server.wire.parse import show
-from yeoul.types import SamplingParams
+from yeoul.types import SamplingParams, SequenceTimes
 
 MAX_INT = 2**31 - 1
 CACHE_SALT = re.compile(r"[A-Za-z0-9._-]{1,128}")
+TIME_PARTS = ("queue", "prefill", "decode", "stalled", "preempted")
 IGNORED = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
 """Accepted at any value and without effect: they concern the hosted service, not the reply."""
 
@@ -65,6 +66,8 @@ class Usage(msgspec.Struct):
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    times: SequenceTimes | None = None
+    """Of the sequence that ended last."""
 
     def to_json(self) -> dict[str, Any]:
         """OpenAI's usage object."""
@@ -73,6 +76,20 @@ class Usage(msgspec.Struct):
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+        }
+
+    def timings(self) -> dict[str, Any] | None:
+        """The `timings` object, seconds rounded to microseconds; None where no sequence came to its end."""
+        times = self.times
+        if times is None:
+            return None
+        parts = {name: round(getattr(times, name), 6) for name in TIME_PARTS}
+        speed = times.tokens_per_second
+        return {
+            **parts,
+            "total": round(times.total, 6),
+            "cached_tokens": self.cached_tokens,
+            "tokens_per_second": None if speed is None else round(speed, 2),
         }
 
 

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from yeoul.server.wire.call import MAX_INT, Call, finish_fields, read_delivery, read_model
 from yeoul.server.wire.fields import Fields, kind
+from yeoul.server.wire.messages import read_messages
 from yeoul.server.wire.parse import show
 from yeoul.server.wire.sampling import read_sampling
+from yeoul.server.wire.tools import ToolUse, read_tool_use
 from yeoul.types import MAX_LOGPROBS, FinishReason
 
-ROLES = ("system", "developer", "user", "assistant")
+MAX_TEMPLATE_KWARGS = 32
+SCALARS = (str, int, float)
+RESERVED_NAMES = frozenset(
+    ("messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token", "raise_exception")
+)
+"""What the template gets from elsewhere."""
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "echo": (False,),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
@@ -26,39 +32,52 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "verbosity": ("medium",),
     "web_search_options": (),
     "chat_template": (),
-    "chat_template_kwargs": ({},),
-    "add_generation_prompt": (True,),
-    "continue_final_message": (False,),
     "documents": ([],),
     "mm_processor_kwargs": ({},),
 }
-MESSAGE_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "refusal": (),
-    "audio": (),
-    "annotations": ([],),
-    "tool_calls": ([],),
-    "function_call": (),
-    "reasoning_content": ("",),
-}
-"""What an answer's own message holds beside its text, so that a client can send it back unchanged."""
 
 
 class ChatCall(Call, frozen=True, kw_only=True):
-    """A checked chat request; every message is {"role", "content"} (and "name"), its content one string."""
+    """A checked chat request. `messages`: see wire/messages."""
 
     messages: list[dict[str, Any]]
+    tool_use: ToolUse = ToolUse()
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    template_kwargs: dict[str, Any] = msgspec.field(default_factory=dict)
+
+    def template_options(self) -> dict[str, Any]:
+        """The options of TextService.encode_chat."""
+        return {
+            "add_generation_prompt": self.add_generation_prompt,
+            "continue_final_message": self.continue_final_message,
+            "tools": self.tool_use.tools or None,
+            "variables": self.template_kwargs,
+        }
 
 
 def parse_chat(members: dict[str, Any], *, served: tuple[str, ...], vocab_size: int, max_messages: int) -> ChatCall:
     """Check a chat body. Raises RequestError or ModelNotServedError, naming the field."""
     fields = Fields(members)
     model = read_model(fields, served)
-    messages = _read_messages(fields, max_messages)
+    messages = read_messages(fields, max_messages)
+    tool_use = read_tool_use(fields)
+    continues, adds_prompt = read_ending(fields, messages)
+    template_kwargs = read_template_kwargs(fields)
     max_tokens, logprobs = _read_max_tokens(fields), _read_logprobs(fields)
     params = read_sampling(fields, vocab_size=vocab_size, max_tokens=max_tokens, logprobs=logprobs)
     delivery = read_delivery(fields)
     finish_fields(fields, NEUTRAL)
-    return ChatCall(model=model, params=params, messages=messages, **delivery)
+    return ChatCall(
+        model=model,
+        params=params,
+        messages=messages,
+        tool_use=tool_use,
+        add_generation_prompt=adds_prompt,
+        continue_final_message=continues,
+        template_kwargs=template_kwargs,
+        **delivery,
+    )
 
 
 def chat_body(head: dict[str, Any], choices: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
@@ -104,58 +123,32 @@ def _read_logprobs(fields: Fields) -> int | None:
     return (top or 0) if wanted else None
 
 
-def _read_messages(fields: Fields, max_messages: int) -> list[dict[str, Any]]:
-    value = fields.take("messages")
-    if value is None:
-        fields.refuse("messages", "is required")
-    if not isinstance(value, list):
-        fields.refuse("messages", f"must be an array, got {kind(value)}")
-    if not value:
-        fields.refuse("messages", "must not be empty")
-    if len(value) > max_messages:
-        fields.refuse("messages", f"holds {len(value)} messages; at most {max_messages} are allowed")
-    return [_read_message(fields, index, message) for index, message in enumerate(value)]
+def read_ending(fields: Fields, messages: list[dict[str, Any]]) -> tuple[bool, bool]:
+    """(continue_final_message, add_generation_prompt): a reply either goes on with the last message or begins one."""
+    continues = fields.boolean("continue_final_message")
+    adds_prompt = fields.boolean("add_generation_prompt", default=not continues)
+    if continues and adds_prompt:
+        fields.refuse("continue_final_message", "and add_generation_prompt exclude each other")
+    last = messages[-1]
+    if continues and (last["role"] != "assistant" or "tool_calls" in last):
+        fields.refuse("continue_final_message", "needs a last message of the assistant, without tool calls")
+    return continues, adds_prompt
 
 
-def _read_message(fields: Fields, index: int, value: object) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        fields.refuse(f"messages[{index}]", f"must be an object, got {kind(value)}")
-    message = Fields(value, f"messages[{index}].")
-    role = message.string("role")
-    if role not in ROLES:
-        got = "nothing" if role is None else show(role)
-        message.refuse("role", f"must be one of {', '.join(ROLES)}, got {got}")
-    result: dict[str, Any] = {"role": role, "content": _read_content(message)}
-    if (name := message.string("name")) is not None:
-        result["name"] = name
-    message.neutral(MESSAGE_NEUTRAL)
-    message.refuse_rest()
-    return result
-
-
-def _read_content(message: Fields) -> str:
-    """A string, or a list of text parts, which are joined without anything between them."""
-    value = message.take("content")
-    if value is None:
-        message.refuse("content", "is required")
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        message.refuse("content", f"must be a string or an array of text parts, got {kind(value)}")
-    if not value:
-        message.refuse("content", "must not be an empty array")
-    return "".join(_read_part(message, index, part) for index, part in enumerate(value))
-
-
-def _read_part(message: Fields, index: int, value: object) -> str:
-    if not isinstance(value, dict):
-        message.refuse(f"content[{index}]", f"must be an object, got {kind(value)}")
-    part = message.nested(f"content[{index}]", value)
-    if (part_type := part.string("type")) != "text":
-        got = "nothing" if part_type is None else show(part_type)
-        part.refuse("type", f"must be text (images, audio and files are not supported), got {got}")
-    text = part.string("text")
-    if text is None:
-        part.refuse("text", "is required")
-    part.refuse_rest()
-    return text
+def read_template_kwargs(fields: Fields) -> dict[str, Any]:
+    """Variables for the chat template: strings, numbers, booleans and lists of them, under names of their own."""
+    given = fields.take("chat_template_kwargs")
+    if given is None:
+        return {}
+    if not isinstance(given, dict):
+        fields.refuse("chat_template_kwargs", f"must be an object, got {kind(given)}")
+    if len(given) > MAX_TEMPLATE_KWARGS:
+        fields.refuse("chat_template_kwargs", f"has {len(given)} members; at most {MAX_TEMPLATE_KWARGS} are allowed")
+    for name, value in given.items():
+        shown = f"chat_template_kwargs.{show(name)}"
+        if name in RESERVED_NAMES or name.startswith("_") or not name.isidentifier():
+            fields.refuse(shown, "cannot be given to a chat template")
+        items = value if isinstance(value, list) else [value]
+        if not all(item is None or isinstance(item, SCALARS) for item in items):
+            fields.refuse(shown, "must be a string, a number, true, false or a list of those")
+    return given

@@ -70,12 +70,12 @@ def read_prompts(fields: Fields, name: str, vocab_size: int, most: int) -> list[
     if not value:
         fields.refuse(name, "must not be an empty list")
     if _is_id(value[0]):
-        return [_token_ids(name, name, value, vocab_size)]
+        return [token_ids(name, name, value, vocab_size)]
     if len(value) > most:
         fields.refuse(name, f"holds {len(value)} entries; at most {most} are allowed")
     if isinstance(value[0], str):
         return [_text(name, index, one) for index, one in enumerate(value)]
-    return [_token_ids(name, f"{name}[{index}]", one, vocab_size) for index, one in enumerate(value)]
+    return [token_ids(name, f"{name}[{index}]", one, vocab_size) for index, one in enumerate(value)]
 
 
 def _text(param: str, index: int, value: object) -> str:
@@ -84,7 +84,8 @@ def _text(param: str, index: int, value: object) -> str:
     return value
 
 
-def _token_ids(param: str, name: str, value: object, vocab_size: int) -> list[int]:
+def token_ids(param: str, name: str, value: object, vocab_size: int) -> list[int]:
+    """A list of ids below `vocab_size`, not empty. Raises RequestError, naming `name`, for anything else."""
     if not isinstance(value, list):
         raise RequestError(f"{name} must be a list of token ids, got {kind(value)}", param=param)
     if not value:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import base64
+import math
+import sys
+from array import array
 from collections.abc import Sequence
-from typing import Any
-
-import numpy as np
+from typing import Any, TypeAlias
 
 from yeoul.server.errors import GenerationError
 from yeoul.server.wire.call import MAX_INT, Call, Usage, read_model, read_salt
@@ -15,6 +16,8 @@ from yeoul.server.wire.fields import Fields
 from yeoul.server.wire.parse import show
 from yeoul.types import Pooling, SamplingParams
 
+Vector: TypeAlias = "array[float]"
+"""Of the type code f: float32."""
 ENCODINGS = ("float", "base64")
 IGNORED = ("user",)
 NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -61,19 +64,21 @@ def _choice(fields: Fields, name: str, choices: Sequence[str], default: str) -> 
     return default if value is None else value
 
 
-def unit_vector(pooled: bytes) -> np.ndarray:
+def unit_vector(pooled: bytes) -> Vector:
     """float32 [hidden] of length one, from a float64 sum of hidden states (a mean differs from it in length only).
 
     Raises GenerationError where there is no direction.
     """
-    total = np.frombuffer(pooled, "<f8")
-    length = float(np.linalg.norm(total))
+    total = array("d", pooled)
+    if sys.byteorder == "big":
+        total.byteswap()
+    length = math.hypot(*total)
     if not length > 0:
         raise GenerationError("the model's output for this input is zero")
-    return (total / length).astype("<f4")
+    return array("f", [value / length for value in total])
 
 
-def embedding_body(call: EmbeddingCall, vectors: Sequence[np.ndarray], usage: Usage) -> dict[str, Any]:
+def embedding_body(call: EmbeddingCall, vectors: Sequence[Vector], usage: Usage) -> dict[str, Any]:
     """The answer: one entry per input, in order."""
     data = [
         {"object": "embedding", "index": index, "embedding": _encode(vector, call.is_base64)}
@@ -83,6 +88,11 @@ def embedding_body(call: EmbeddingCall, vectors: Sequence[np.ndarray], usage: Us
     return {"object": "list", "data": data, "model": call.model, "usage": counts}
 
 
-def _encode(vector: np.ndarray, is_base64: bool) -> str | list[float]:
+def _encode(vector: Vector, is_base64: bool) -> str | list[float]:
     """base64: of the little-endian float32 values."""
-    return base64.b64encode(vector.tobytes()).decode() if is_base64 else vector.tolist()
+    if not is_base64:
+        return vector.tolist()
+    values = vector[:]
+    if sys.byteorder == "big":
+        values.byteswap()
+    return base64.b64encode(values.tobytes()).decode()

@@ -1,0 +1,2 @@
+# The openai package: chat, streams, completions, responses, models.
+exec "$1/python" "$(dirname "$0")/openai_client.py"
