@@ -63,8 +63,11 @@ yeoul::Segment to_segment(const SegmentTuple& segment, std::vector<nb::object>& 
 }
 
 yeoul::KVType to_kv_type(const std::string& name) {
-  if (name == "f16") return yeoul::KVType::f16;
-  if (name == "f32") return yeoul::KVType::f32;
+  using yeoul::KVType;
+  const std::pair<const char*, KVType> types[] = {{"f16", KVType::f16},   {"f32", KVType::f32},           {"bf16", KVType::bf16},
+                                                  {"int8", KVType::int8}, {"fp8_e4m3", KVType::fp8_e4m3}, {"fp8_e5m2", KVType::fp8_e5m2}};
+  for (const auto& [known, type] : types)
+    if (name == known) return type;
   throw std::invalid_argument("the native executor has no KV dtype '" + name + "'");
 }
 
@@ -148,7 +151,7 @@ using GroupTuple = std::tuple<std::int64_t, std::int32_t, std::int32_t, std::int
 
 yeoul::KVGroup to_group(const GroupTuple& g) {
   const auto& [blocks, kv_heads, key_size, value_size, k_type, v_type, window, layers, table] = g;
-  yeoul::KVLayout shape{nullptr, nullptr, to_kv_type(k_type), to_kv_type(v_type), kv_heads, key_size, value_size, 0, 0};
+  yeoul::KVLayout shape{nullptr, nullptr, to_kv_type(k_type), to_kv_type(v_type), kv_heads, key_size, value_size, 0, 0, 1.0f, 1.0f};
   return {blocks, shape, window, layers, table.data(), static_cast<std::int64_t>(table.shape(1))};
 }
 
@@ -234,9 +237,9 @@ void bind_execution(nb::module_& m) {
         self.keep.push_back(nb::cast(table));
         self.program.add(yeoul::make_rope(to_view(x), to_view(out), head_size, table.data(), static_cast<int>(table.shape(1) / 2), interleaved));
       }, "x"_a, "out"_a, "head_size"_a, "table"_a, "interleaved"_a)
-      .def("attention", [](BoundProgram& self, ViewTuple q, ViewTuple k, ViewTuple v, ViewTuple out, int group, int layer, float scale) {
-        self.program.add(yeoul::make_attention(to_view(q), to_view(k), to_view(v), to_view(out), group, layer, scale));
-      }, "q"_a, "k"_a, "v"_a, "out"_a, "group"_a, "layer"_a, "scale"_a)
+      .def("attention", [](BoundProgram& self, ViewTuple q, ViewTuple k, ViewTuple v, ViewTuple out, int group, int layer, float scale, float k_scale, float v_scale) {
+        self.program.add(yeoul::make_attention(to_view(q), to_view(k), to_view(v), to_view(out), group, layer, scale, k_scale, v_scale));
+      }, "q"_a, "k"_a, "v"_a, "out"_a, "group"_a, "layer"_a, "scale"_a, "k_scale"_a, "v_scale"_a)
       .def("gated", [](BoundProgram& self, ViewTuple x, ViewTuple out, int act) {
         self.program.add(yeoul::make_gated(to_view(x), to_view(out), static_cast<yeoul::Act>(act)));
       }, "x"_a, "out"_a, "act"_a)

@@ -166,11 +166,13 @@ class Rope final : public Instruction {
 
 class Attention final : public Instruction {
  public:
-  Attention(View q, View k, View v, View out, int group, int layer, float scale)
-      : q_(q), k_(k), v_(v), out_(out), group_(group), layer_(layer), scale_(scale) {}
+  Attention(View q, View k, View v, View out, int group, int layer, float scale, float k_scale, float v_scale)
+      : q_(q), k_(k), v_(v), out_(out), group_(group), layer_(layer), scale_(scale), k_scale_(k_scale), v_scale_(v_scale) {}
 
   void run(Program& p, const Frame& f) override {
-    const KVLayout kv = p.layer(group_, layer_);
+    KVLayout kv = p.layer(group_, layer_);
+    kv.k_scale = k_scale_;
+    kv.v_scale = v_scale_;
     write(p, f, kv);
     attend(p, f, kv);
   }
@@ -231,7 +233,7 @@ class Attention final : public Instruction {
 
   View q_, k_, v_, out_;
   int group_, layer_;
-  float scale_;
+  float scale_, k_scale_, v_scale_;
 };
 
 class Gated final : public Instruction {
@@ -361,8 +363,8 @@ std::unique_ptr<Instruction> make_gated_linear(View x, View q8, View out, Segmen
 std::unique_ptr<Instruction> make_rope(View x, View out, int head_size, const float* table, int half, bool interleaved) {
   return std::make_unique<Rope>(x, out, head_size, table, half, interleaved);
 }
-std::unique_ptr<Instruction> make_attention(View q, View k, View v, View out, int group, int layer, float scale) {
-  return std::make_unique<Attention>(q, k, v, out, group, layer, scale);
+std::unique_ptr<Instruction> make_attention(View q, View k, View v, View out, int group, int layer, float scale, float k_scale, float v_scale) {
+  return std::make_unique<Attention>(q, k, v, out, group, layer, scale, k_scale, v_scale);
 }
 std::unique_ptr<Instruction> make_gated(View x, View out, Act act) { return std::make_unique<Gated>(x, out, act); }
 std::unique_ptr<Instruction> make_add(View a, View b, View out) { return std::make_unique<Add>(a, b, out); }

@@ -10,11 +10,15 @@
 namespace yeoul {
 namespace {
 
-std::int64_t kv_element(KVType type) { return type == KVType::f16 ? 2 : 4; }
+// Bytes of one token in one head, its scale included.
+std::int64_t token_bytes(KVType type, std::int32_t size) {
+  const auto i = static_cast<std::size_t>(type);
+  return std::int64_t{size} * kKVBytes[i] + kKVScaleBytes[i];
+}
 
 // Bytes of one block in one layer.
-std::int64_t k_bytes(const KVGroup& g) { return std::int64_t{kBlock} * g.shape.kv_heads * g.shape.key_size * kv_element(g.shape.k_type); }
-std::int64_t v_bytes(const KVGroup& g) { return std::int64_t{kBlock} * g.shape.kv_heads * g.shape.value_size * kv_element(g.shape.v_type); }
+std::int64_t k_bytes(const KVGroup& g) { return std::int64_t{kBlock} * g.shape.kv_heads * token_bytes(g.shape.k_type, g.shape.key_size); }
+std::int64_t v_bytes(const KVGroup& g) { return std::int64_t{kBlock} * g.shape.kv_heads * token_bytes(g.shape.v_type, g.shape.value_size); }
 // A block's layers lie side by side: blocks in use fill huge pages one after the other.
 std::int64_t block_bytes(const KVGroup& g) { return g.num_layers * (k_bytes(g) + v_bytes(g)); }
 

@@ -182,7 +182,8 @@ std::unique_ptr<Instruction> make_linear(View x, View q8, View out, std::vector<
 std::unique_ptr<Instruction> make_gated_linear(View x, View q8, View out, Segment gate, Segment up, Act act);
 // `table`: [positions, 2 x half] cosines then sines.
 std::unique_ptr<Instruction> make_rope(View x, View out, int head_size, const float* table, int half, bool interleaved);
-std::unique_ptr<Instruction> make_attention(View q, View k, View v, View out, int group, int layer, float scale);
+// `k_scale`, `v_scale`: static, of the fp8 cache types.
+std::unique_ptr<Instruction> make_attention(View q, View k, View v, View out, int group, int layer, float scale, float k_scale, float v_scale);
 std::unique_ptr<Instruction> make_gated(View x, View out, Act act);
 std::unique_ptr<Instruction> make_add(View a, View b, View out);
 std::unique_ptr<Instruction> make_scale(View x, View out, float factor);

@@ -48,7 +48,7 @@ class Tiny:
     chat_template: str | None = CHATML
     name: str = "Tiny"
     metadata: Mapping[str, object] = field(default_factory=dict)
-    """More metadata (int, float, bool or str), e.g. {"llama.rope.scaling.type": "yarn"}; replaces none of the above."""
+    """More metadata (int, float, bool, str or list), e.g. {"llama.rope.scaling.type": "yarn"}; replaces none."""
     omit: tuple[str, ...] = ()
     """Tensors to leave out."""
     extra: tuple[str, ...] = ()
@@ -126,6 +126,7 @@ def _write_metadata(writer: gguf.GGUFWriter, tiny: Tiny) -> None:
     if tiny.pattern:
         writer.add_uint32(f"{tiny.family}.attention.sliding_window_pattern", tiny.pattern)
     add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+    add[list] = writer.add_array
     for key, value in tiny.metadata.items():
         add[type(value)](key, value)
 

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from yeoul.errors import ConfigError
+from yeoul.types import KV_DTYPES
 
 if TYPE_CHECKING:
     pass
 
 EXECUTORS = ("native", "reference", "reference-exact")
 ISAS = ("auto", "generic", "avx2", "avx512", "amx", "neon")
-KV_DTYPES = ("auto", "f16", "f32")
+KV_CHOICES = ("auto", *KV_DTYPES)
 BATCHINGS = ("continuous", "prefill_first", "static")
 SCHEDULING_POLICIES = ("fcfs", "priority", "shortest_prompt", "longest_prefix")
 KV_ALLOCATIONS = ("paged", "reserve_max", "reserve_exact", "pow2")
@@ -50,7 +51,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_num_batched_tokens: int = 0
     """Token budget of a step; 0: 512."""
     kv_cache_dtype: str = "auto"
-    """auto = f16."""
+    """How keys are stored; auto = f16. 8-bit ones (int8, fp8_e4m3, fp8_e5m2) hold twice the tokens."""
+    v_cache_dtype: str = "auto"
+    """How values are stored; auto: as keys."""
     kv_cache_memory: int = 0
     """Bytes of the KV pool; 0: the least of max_num_seqs x max_model_len tokens and 25 % of the memory that is free."""
     num_kv_blocks: int = 0
@@ -90,7 +93,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def __post_init__(self) -> None:
         _one_of("executor", self.executor, EXECUTORS)
         _one_of("isa", self.isa, ISAS)
-        _one_of("kv_cache_dtype", self.kv_cache_dtype, KV_DTYPES)
+        _one_of("kv_cache_dtype", self.kv_cache_dtype, KV_CHOICES)
+        _one_of("v_cache_dtype", self.v_cache_dtype, KV_CHOICES)
         _one_of("batching", self.batching, BATCHINGS)
         _one_of("scheduling_policy", self.scheduling_policy, SCHEDULING_POLICIES)
         _one_of("kv_allocation", self.kv_allocation, KV_ALLOCATIONS)

@@ -7,7 +7,9 @@ standard library, msgspec and the exception tree only.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from enum import StrEnum
+from types import MappingProxyType
 
 import msgspec
 
@@ -273,10 +275,29 @@ class KVKind(StrEnum):
     WINDOW = "window"
 
 
+class KVDtype(msgspec.Struct, frozen=True):
+    """How the KV cache stores a number: bytes of a value, and of the scale that a token has in every head."""
+
+    value_bytes: int
+    scale_bytes: int = 0
+
+
+KV_DTYPES: Mapping[str, KVDtype] = MappingProxyType(
+    {
+        "f16": KVDtype(2),
+        "f32": KVDtype(4),
+        "bf16": KVDtype(2),
+        "int8": KVDtype(1, 2),
+        "fp8_e4m3": KVDtype(1),
+        "fp8_e5m2": KVDtype(1),
+    }
+)
+
+
 class KVSpec(msgspec.Struct, frozen=True):
     """Shape and lifetime of one attention layer's KV. Layers with equal specs form a KV group.
 
-    Bytes of one token in one layer: num_kv_heads x (key_size x bytes(k_dtype) + value_size x bytes(v_dtype)).
+    `k_dtype`, `v_dtype`: names in KV_DTYPES.
     """
 
     kind: KVKind
@@ -287,6 +308,19 @@ class KVSpec(msgspec.Struct, frozen=True):
     v_dtype: str = "f16"
     window: int = 0
     """WINDOW: a token at position p sees positions p - window + 1 .. p. 0 for FULL."""
+
+    def token_bytes(self) -> int:
+        """Bytes of one token in one layer, scales included. Raises ValueError for a dtype that is not in KV_DTYPES."""
+        return self.num_kv_heads * (
+            _head_bytes(self.k_dtype, self.key_size) + _head_bytes(self.v_dtype, self.value_size)
+        )
+
+
+def _head_bytes(dtype: str, size: int) -> int:
+    stored = KV_DTYPES.get(dtype)
+    if stored is None:
+        raise ValueError(f"unknown KV dtype {dtype!r}")
+    return size * stored.value_bytes + stored.scale_bytes
 
 
 class RopeSpec(msgspec.Struct, frozen=True):

@@ -19,7 +19,11 @@ enum class WeightType : std::int32_t {
 };
 
 enum class Act : std::int32_t { silu = 0, gelu_tanh = 1 };
-enum class KVType : std::int32_t { f16 = 0, f32 = 1 };
+enum class KVType : std::int32_t { f16 = 0, f32 = 1, bf16 = 2, int8 = 3, fp8_e4m3 = 4, fp8_e5m2 = 5 };
+// By KVType: bytes of a value, and of a token's scale in one head (f16: value = code x scale). The scales of a block's
+// 16 tokens follow the head's values, so whatever moves a block moves them.
+constexpr int kKVBytes[] = {2, 4, 2, 1, 1, 1};
+constexpr int kKVScaleBytes[] = {0, 0, 0, 2, 0, 0};
 
 // An activation row quantized to int8 per 32 values lies in memory as
 //   q [k] int8 | d [k/32] float | dsum [k/32] float = d x sum of the group's q | isum [k/16] int32 = sums of q.
@@ -47,11 +51,12 @@ struct LinearTask {
 };
 
 struct KVLayout {
-  std::uint8_t* k;            // block 0: [kv head][key_size][16] of k_type
-  std::uint8_t* v;            // block 0: [kv head][16][value_size] of v_type
+  std::uint8_t* k;            // block 0: [kv head]([key_size][16] of k_type, [16] scales)
+  std::uint8_t* v;            // block 0: [kv head]([16][value_size] of v_type, [16] scales)
   KVType k_type, v_type;
   std::int32_t kv_heads, key_size, value_size;
   std::int64_t k_stride, v_stride;  // bytes from a block to the next
+  float k_scale, v_scale;           // static, of the fp8 types only: value = code x scale
 };
 
 // One query block: `tokens` consecutive tokens of one sequence x `heads` query heads of one KV head, over the key

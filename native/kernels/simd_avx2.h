@@ -65,6 +65,15 @@ inline __m256 bf16_half(const std::uint8_t* p) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), 16));
 }
 inline F f_from_bf16(const std::uint8_t* p) { return {bf16_half(p), bf16_half(p + 16)}; }
+constexpr float kE4M3Unit = 256.0f;
+inline F halves_of(__m256i words) { return {_mm256_cvtph_ps(_mm256_castsi256_si128(words)), _mm256_cvtph_ps(_mm256_extracti128_si256(words, 1))}; }
+inline F f_from_e5m2(const std::uint8_t* p) {
+  return halves_of(_mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), 8));
+}
+inline F f_from_e4m3(const std::uint8_t* p) {
+  const __m256i wide = _mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), 7);
+  return halves_of(_mm256_and_si256(wide, _mm256_set1_epi16(static_cast<short>(0xbfff))));
+}
 inline float f_sum(F x) {
   const __m256 h = _mm256_add_ps(x.a, x.b);
   const __m128 q = _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));

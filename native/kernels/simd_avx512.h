@@ -49,6 +49,15 @@ inline void f_to_f16(std::uint8_t* p, F a) {
 inline F f_from_bf16(const std::uint8_t* p) {
   return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))), 16))};
 }
+// fp8 codes are f16 numbers with fewer bits: e5m2 the upper byte of one, e4m3 one 2^8 too small (kE4M3Unit).
+constexpr float kE4M3Unit = 256.0f;
+inline F f_from_e5m2(const std::uint8_t* p) {
+  return {_mm512_cvtph_ps(_mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), 8))};
+}
+inline F f_from_e4m3(const std::uint8_t* p) {
+  const __m256i wide = _mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), 7);
+  return {_mm512_cvtph_ps(_mm256_and_si256(wide, _mm256_set1_epi16(static_cast<short>(0xbfff))))};
+}
 // Lanes i and i + 8, then 4, 2, 1: the order of every horizontal sum on every instruction set.
 inline float f_sum(F a) {
   const __m256 h = _mm256_add_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1));

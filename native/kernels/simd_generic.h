@@ -78,6 +78,11 @@ inline void f_to_f16(std::uint8_t* p, const F& a) {
   }
 }
 inline F f_from_bf16(const std::uint8_t* p) { return each<F>([=](int i) { return float_of_bits(static_cast<std::uint32_t>(load_u16(p + 2 * i)) << 16); }); }
+constexpr float kE4M3Unit = 256.0f;
+inline F f_from_e5m2(const std::uint8_t* p) { return each<F>([=](int i) { return half_to_float(static_cast<std::uint16_t>(p[i] << 8)); }); }
+inline F f_from_e4m3(const std::uint8_t* p) {
+  return each<F>([=](int i) { return half_to_float(static_cast<std::uint16_t>((p[i] & 0x80) << 8 | (p[i] & 0x7f) << 7)); });
+}
 inline float f_sum(const F& a) {
   float s[8];
   for (int i = 0; i < 8; ++i) s[i] = a.v[i] + a.v[i + 8];

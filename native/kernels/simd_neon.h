@@ -79,6 +79,17 @@ inline void f_to_f16(std::uint8_t* p, const F& a) {
 inline F f_from_bf16(const std::uint8_t* p) {
   return each<F>([=](int i) { return vreinterpretq_f32_u32(vshll_n_u16(vreinterpret_u16_u8(vld1_u8(p + 8 * i)), 16)); });
 }
+constexpr float kE4M3Unit = 256.0f;
+inline F halves_of(uint16x8_t low, uint16x8_t high) {
+  const float16x8_t a = vreinterpretq_f16_u16(low), b = vreinterpretq_f16_u16(high);
+  return {{vcvt_f32_f16(vget_low_f16(a)), vcvt_f32_f16(vget_high_f16(a)), vcvt_f32_f16(vget_low_f16(b)), vcvt_f32_f16(vget_high_f16(b))}};
+}
+inline F f_from_e5m2(const std::uint8_t* p) { return halves_of(vshll_n_u8(vld1_u8(p), 8), vshll_n_u8(vld1_u8(p + 8), 8)); }
+inline uint16x8_t e4m3_words(const std::uint8_t* p) {
+  const int16x8_t wide = vshlq_n_s16(vmovl_s8(vreinterpret_s8_u8(vld1_u8(p))), 7);
+  return vandq_u16(vreinterpretq_u16_s16(wide), vdupq_n_u16(0xbfff));
+}
+inline F f_from_e4m3(const std::uint8_t* p) { return halves_of(e4m3_words(p), e4m3_words(p + 8)); }
 inline float f_sum(const F& a) {
   const float32x4_t q = vaddq_f32(vaddq_f32(a.q[0], a.q[2]), vaddq_f32(a.q[1], a.q[3]));
   const float32x2_t d = vadd_f32(vget_low_f32(q), vget_high_f32(q));

@@ -15,52 +15,92 @@ struct Shape {
   int first_key(int at) const { return window ? std::max(0, at + 1 - window) : 0; }
 };
 
-std::size_t element(KVType t) { return t == KVType::f16 ? 2 : 4; }
-
-double read_element(KVType type, const std::uint8_t* p) {
-  if (type == KVType::f32) {
-    float x;
-    std::memcpy(&x, p, 4);
-    return x;
+std::size_t element(KVType t) {
+  switch (t) {
+    case KVType::f32: return 4;
+    case KVType::f16: case KVType::bf16: return 2;
+    default: return 1;
   }
-  std::uint16_t bits;
-  std::memcpy(&bits, p, 2);
-  const int exponent = bits >> 10 & 31, fraction = bits & 1023;
-  const double magnitude = exponent == 31 ? NAN : exponent == 0 ? std::ldexp(fraction, -24) : std::ldexp(1024 + fraction, exponent - 25);
-  return bits & 0x8000 ? -magnitude : magnitude;
 }
 
-// What the cache must hold of x: the nearest number of the type, the largest beyond its range, 0 for NaN.
-double stored(KVType type, float x) {
-  if (std::isnan(x)) return 0.0;
-  const double largest = type == KVType::f16 ? 65504.0 : 3.4028234663852886e38;
-  const double limited = std::fmax(-largest, std::fmin(largest, static_cast<double>(x)));
-  if (type == KVType::f32) return limited;
-  const int exponent = std::max(limited == 0.0 ? -14 : std::ilogb(limited), -14);
-  return std::ldexp(std::nearbyint(std::ldexp(limited, 10 - exponent)), exponent - 10);
+// Sign, exponent and fraction bits; how far the exponent is shifted; the largest number.
+struct Format {
+  int exponent, fraction, bias;
+  double largest;
+};
+
+Format format(KVType type) {
+  switch (type) {
+    case KVType::f16: return {5, 10, 15, 65504.0};
+    case KVType::bf16: return {8, 7, 127, 3.3895313892515355e38};
+    case KVType::fp8_e4m3: return {4, 3, 7, 448.0};
+    case KVType::fp8_e5m2: return {5, 2, 15, 57344.0};
+    default: return {8, 23, 127, 3.4028234663852886e38};
+  }
 }
 
-// A cache between guard pages whose unwritten slots are NaN. Block 0 stays unwritten.
+// A number of the type from its bits; above the largest: not a number.
+double read_number(KVType type, const std::uint8_t* p) {
+  const Format f = format(type);
+  std::uint32_t bits = 0;
+  std::memcpy(&bits, p, element(type));
+  const auto exponent = static_cast<int>(bits >> f.fraction & ((1u << f.exponent) - 1));
+  const auto fraction = static_cast<double>(bits & ((1u << f.fraction) - 1));
+  const double one = std::ldexp(1.0, f.fraction);
+  const double magnitude = exponent == 0 ? std::ldexp(fraction, 1 - f.bias - f.fraction) : std::ldexp(one + fraction, exponent - f.bias - f.fraction);
+  if (magnitude > f.largest) return NAN;
+  return bits >> (f.exponent + f.fraction) & 1 ? -magnitude : magnitude;
+}
+
+double limited(double x, double largest) { return std::isnan(x) ? 0.0 : std::fmax(-largest, std::fmin(largest, x)); }
+
+// The nearest number of the type, the largest beyond its range, 0 for NaN.
+double nearest(KVType type, double x) {
+  const Format f = format(type);
+  const double inside = limited(x, f.largest);
+  const int exponent = std::max(inside == 0.0 ? 1 - f.bias : std::ilogb(inside), 1 - f.bias);
+  return std::ldexp(std::nearbyint(std::ldexp(inside, f.fraction - exponent)), exponent - f.fraction);
+}
+
+// What the cache must hold of x, one of the values of `head`.
+double stored(KVType type, float x, const std::vector<float>& head, float scale) {
+  if (type == KVType::fp8_e4m3 || type == KVType::fp8_e5m2) return nearest(type, static_cast<double>(x / scale)) * static_cast<double>(scale);
+  if (type != KVType::int8) return nearest(type, static_cast<double>(x));
+  double largest = 0.0;
+  for (const float other : head) largest = std::fmax(largest, std::fabs(limited(static_cast<double>(other), format(KVType::f32).largest)));
+  const double step = nearest(KVType::f16, static_cast<double>(static_cast<float>(largest) / 127.0f));
+  if (step == 0.0) return 0.0;
+  const double inside = limited(static_cast<double>(x), format(KVType::f32).largest);
+  return std::nearbyint(limited(static_cast<double>(static_cast<float>(inside) / static_cast<float>(step)), 127.0)) * step;
+}
+
+std::vector<float> head_of(const float* all, int head, int size) { return {all + head * size, all + (head + 1) * size}; }
+
+// A cache between guard pages whose unwritten slots are NaN, or have a scale that is. Block 0 stays unwritten.
 struct Cache {
   Cache(const Shape& shape, int blocks, bool high)
-      : s(shape), k(static_cast<std::size_t>(blocks * s.kv_heads * s.key_size * kBlock) * element(s.k_type), high),
-        v(static_cast<std::size_t>(blocks * s.kv_heads * s.value_size * kBlock) * element(s.v_type), high) {}
+      : s(shape), k(static_cast<std::size_t>(blocks * s.kv_heads) * head(s.k_type, s.key_size), high),
+        v(static_cast<std::size_t>(blocks * s.kv_heads) * head(s.v_type, s.value_size), high) {}
+
+  // Bytes of one head in a block: its values, then the f16 scales of int8.
+  static std::size_t head(KVType type, int size) { return kBlock * (static_cast<std::size_t>(size) * element(type) + (type == KVType::int8 ? 2 : 0)); }
 
   KVLayout layout() {
-    const std::int64_t k_stride = static_cast<std::int64_t>(s.kv_heads * s.key_size * kBlock) * static_cast<std::int64_t>(element(s.k_type));
-    const std::int64_t v_stride = static_cast<std::int64_t>(s.kv_heads * s.value_size * kBlock) * static_cast<std::int64_t>(element(s.v_type));
-    return {k.data(), v.data(), s.k_type, s.v_type, s.kv_heads, s.key_size, s.value_size, k_stride, v_stride};
+    const auto heads = static_cast<std::size_t>(s.kv_heads);
+    return {k.data(), v.data(), s.k_type, s.v_type, s.kv_heads, s.key_size, s.value_size, static_cast<std::int64_t>(heads * head(s.k_type, s.key_size)),
+            static_cast<std::int64_t>(heads * head(s.v_type, s.value_size)), k_scale, v_scale};
   }
-  double key(int block, int head, int slot, int d) {
-    const int at = ((block * s.kv_heads + head) * s.key_size + d) * kBlock + slot;
-    return read_element(s.k_type, k.data() + static_cast<std::size_t>(at) * element(s.k_type));
-  }
-  double value(int block, int head, int slot, int d) {
-    const int at = ((block * s.kv_heads + head) * kBlock + slot) * s.value_size + d;
-    return read_element(s.v_type, v.data() + static_cast<std::size_t>(at) * element(s.v_type));
+  double key(int block, int h, int slot, int d) { return read(k.data(), s.k_type, s.key_size, block * s.kv_heads + h, slot, d * kBlock + slot, k_scale); }
+  double value(int block, int h, int slot, int d) { return read(v.data(), s.v_type, s.value_size, block * s.kv_heads + h, slot, slot * s.value_size + d, v_scale); }
+  double read(const std::uint8_t* all, KVType type, int size, int index, int slot, int at, float scale) const {
+    const std::uint8_t* p = all + static_cast<std::size_t>(index) * head(type, size);
+    if (type == KVType::int8) return static_cast<double>(static_cast<std::int8_t>(p[at])) * read_number(KVType::f16, p + kBlock * size + 2 * slot);
+    const double number = read_number(type, p + static_cast<std::size_t>(at) * element(type));
+    return element(type) == 1 ? number * static_cast<double>(scale) : number;
   }
 
   Shape s;
+  float k_scale = s.k_type == KVType::fp8_e4m3 ? 0.02f : 1.0f, v_scale = s.v_type == KVType::fp8_e4m3 ? 0.03f : 1.0f;
   Guarded<std::uint8_t> k, v;
 };
 
@@ -86,8 +126,9 @@ void fill(Cache& cache, const KernelTable& kernels, const std::vector<std::int32
     CHECK(kernels.kv_write(cache.layout(), block, slot, k.data(), v.data()), "%s kv_write of sound numbers", kernels.name);
     bool equal = true;
     for (int h = 0; h < s.kv_heads; ++h) {
-      for (int d = 0; d < s.key_size; ++d) equal &= cache.key(block, h, slot, d) == stored(s.k_type, k[static_cast<std::size_t>(h * s.key_size + d)]);
-      for (int d = 0; d < s.value_size; ++d) equal &= cache.value(block, h, slot, d) == stored(s.v_type, v[static_cast<std::size_t>(h * s.value_size + d)]);
+      const auto keys = head_of(k.data(), h, s.key_size), values = head_of(v.data(), h, s.value_size);
+      for (int d = 0; d < s.key_size; ++d) equal &= cache.key(block, h, slot, d) == stored(s.k_type, keys[static_cast<std::size_t>(d)], keys, cache.k_scale);
+      for (int d = 0; d < s.value_size; ++d) equal &= cache.value(block, h, slot, d) == stored(s.v_type, values[static_cast<std::size_t>(d)], values, cache.v_scale);
     }
     CHECK(equal, "%s kv_write at position %d, heads of %d and %d", kernels.name, p, s.key_size, s.value_size);
   }
@@ -200,7 +241,14 @@ void check(const Shape& s, Random& random) {
   for (const auto* kernels : levels()) Run(*kernels, s, seed).check();
 }
 
-const std::vector<KVType> kTypes = {KVType::f16, KVType::f32};
+const std::vector<KVType> kTypes = {KVType::f16, KVType::f32, KVType::bf16, KVType::int8, KVType::fp8_e4m3, KVType::fp8_e5m2};
+
+void test_pairs(Random& random) {
+  for (const KVType k : kTypes)
+    for (const KVType v : kTypes)
+      for (const int size : {24, 64}) check({2, random.between(1, 5), size, 40, k, v, random.coin() ? 0 : 33, random.between(60, 140), random.between(1, 20)}, random);
+}
+
 
 void test_borders(Random& random, bool quick) {
   const std::vector<int> contexts = quick ? std::vector<int>{1, 17, 63, 64, 65, 513} : std::vector<int>{1, 2, 15, 16, 17, 63, 64, 65, 127, 129, 511, 512, 513, 575, 577, 1023, 1024, 1025, 1500};
@@ -270,7 +318,8 @@ void test_kv_write(bool) {
     for (const KVType type : kTypes) {
       const Shape s{2, 1, 24, 17, type, type, 0, 16, 1};
       Cache cache(s, 2, true);
-      const std::vector<float> odd = {NAN, INFINITY, -INFINITY, 1e6f, -1e6f, 65504.0f, 65519.9f, 65520.0f, 1e-8f, 5.96e-8f, 2.98e-8f, 2.99e-8f, -6.1e-5f, 6.09e-5f, 0.0f, -0.0f, 2049.0f, 2051.0f, 1e30f, 3.4e38f};
+      const std::vector<float> odd = {NAN, INFINITY, -INFINITY, 1e6f, -1e6f, 65504.0f, 65519.9f, 65520.0f, 1e-8f, 5.96e-8f, 2.98e-8f, 2.99e-8f, -6.1e-5f, 6.09e-5f, 0.0f, -0.0f, 2049.0f, 2051.0f, 1e30f, 3.4e38f,
+                                      448.0f, 449.0f, 17.0f, 19.0f, 1.0625f, 1.1875f, 0.0009765625f, 0.00098f, -0.0029296875f, 1.52587890625e-05f, 7.62939453125e-06f, 7.7e-06f, 57345.0f, 1.125f, 1.375f};
       for (std::size_t i = 0; i < odd.size(); ++i) {
         std::vector<float> k(48, 1.0f), v(34, 1.0f);
         k[i % 48] = odd[i];
@@ -278,8 +327,9 @@ void test_kv_write(bool) {
         const bool good = kernels->kv_write(cache.layout(), 1, static_cast<int>(i) % 16, k.data(), v.data());
         CHECK(good == !std::isnan(odd[i]), "%s kv_write reports %g", kernels->name, static_cast<double>(odd[i]));
         const int slot = static_cast<int>(i) % 16, at = static_cast<int>(i % 48), value_at = static_cast<int>((i + 17) % 34);
-        CHECK(cache.key(1, at / 24, slot, at % 24) == stored(type, odd[i]), "%s kv_write of the key %g", kernels->name, static_cast<double>(odd[i]));
-        CHECK(cache.value(1, value_at / 17, slot, value_at % 17) == stored(type, odd[i]), "%s kv_write of the value %g", kernels->name, static_cast<double>(odd[i]));
+        const double key = stored(type, odd[i], head_of(k.data(), at / 24, 24), cache.k_scale), value = stored(type, odd[i], head_of(v.data(), value_at / 17, 17), cache.v_scale);
+        CHECK(cache.key(1, at / 24, slot, at % 24) == key, "%s kv_write of the key %g, type %d", kernels->name, static_cast<double>(odd[i]), static_cast<int>(type));
+        CHECK(cache.value(1, value_at / 17, slot, value_at % 17) == value, "%s kv_write of the value %g, type %d", kernels->name, static_cast<double>(odd[i]), static_cast<int>(type));
       }
       CHECK(std::isnan(cache.key(0, 0, 0, 0)) && std::isnan(cache.value(0, 1, 15, 16)), "%s kv_write touched another block", kernels->name);
     }
@@ -289,6 +339,7 @@ void test_kv_write(bool) {
 
 void test_attention(bool quick) {
   Random random(8);
+  test_pairs(random);
   test_borders(random, quick);
   test_sizes(random, quick);
   test_prefill(random, quick);

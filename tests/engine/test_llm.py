@@ -107,10 +107,24 @@ def test_resolve_leaves_nothing_to_choose(monkeypatch):
     assert config.isa == "generic" and config.kv_cache_dtype == "f16"
     assert config.num_threads >= 1 and config.max_num_batched_tokens == 512 and config.seed
     assert resolve(EngineConfig(model="m")).seed != config.seed
+    assert config.v_cache_dtype == "f16"
+    assert resolve(EngineConfig(model="m", kv_cache_dtype="int8")).v_cache_dtype == "int8"
+    assert resolve(EngineConfig(model="m", v_cache_dtype="int8")).kv_cache_dtype == "f16"
     chosen = EngineConfig(model="m", isa="avx2", num_threads=3, max_num_batched_tokens=9, kv_cache_dtype="f32", seed=5)
     resolved = resolve(chosen)
     for name in ("isa", "num_threads", "max_num_batched_tokens", "kv_cache_dtype", "seed"):
         assert getattr(resolved, name) == getattr(chosen, name)
+
+
+@pytest.mark.parametrize(
+    ("family", "dtypes", "warned"),
+    [("qwen2", ("int8", "auto"), 1), ("qwen2", ("f16", "int8"), 0), ("llama", ("fp8_e4m3", "auto"), 0)],
+)
+def test_8_bit_keys_of_a_model_with_key_bias_are_warned_of(tiny_paths, caplog, family, dtypes, warned):
+    options = dict(executor="reference", kv_cache_dtype=dtypes[0], v_cache_dtype=dtypes[1])
+    with LLM(str(tiny_paths[family]), **options) as llm:
+        llm.generate([[5, 6, 7]], SamplingParams(temperature=0.0, max_tokens=3))
+    assert sum("keys of this model have a bias" in record.message for record in caplog.records) == warned
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gemma3"])

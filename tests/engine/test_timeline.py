@@ -78,7 +78,7 @@ def test_a_queue_for_slots_and_chunks_of_a_prompt() -> None:
 
 
 def test_preemption_is_the_wait_and_what_is_computed_again() -> None:
-    engine, _ = timed_engine(num_blocks=(6,), max_model_len=80)
+    engine, _ = timed_engine(num_blocks=(6,), max_model_len=80, prefix_caching=False)
     for name in ("a", "b"):
         engine.add(request(name, range(1, 30), max_tokens=40))
     ends = run(engine)

@@ -28,9 +28,10 @@ ISA_LEVELS = tuple(_native.isa_levels())
 
 
 @contextmanager
-def opened(path: Path, kv_dtype: str = "f16") -> Iterator[Model]:
+def opened(path: Path, kv_dtype: str = "f16", v_dtype: str | None = None) -> Iterator[Model]:
+    """`v_dtype`: how values are stored, if not as keys."""
     with GGUFFile.open(path) as file:
-        yield load_model(file, k_dtype=kv_dtype, v_dtype=kv_dtype)
+        yield load_model(file, k_dtype=kv_dtype, v_dtype=v_dtype or kv_dtype)
 
 
 def pulled(name: str) -> Path:

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from tiny import tiny_model
 
 from yeoul.errors import ConfigError, EngineError
 from yeoul.exec.kv_wire import decode, encode, fingerprint
@@ -123,6 +124,60 @@ def test_executors_agree_on_the_canonical_layout(model):
             assert own.shape == other.shape
             a, b = own.view(np.float16).astype(float), other.view(np.float16).astype(float)
             assert np.corrcoef(a.ravel(), b.ravel())[0, 1] > 0.995
+
+
+def with_dtypes(path, *dtypes):
+    return load_model(GGUFFile.open(path), k_dtype=dtypes[0], v_dtype=dtypes[1])
+
+
+def int8_numbers(wire, heads, size):
+    """Wire bytes [blocks, layers, bytes] as numbers [blocks, layers, heads, tokens, size]."""
+    parts = wire.reshape(*wire.shape[:2], heads, 16 * (size + 2))
+    codes = parts[..., : 16 * size].view(np.int8).reshape(*parts.shape[:3], 16, size)
+    scales = np.ascontiguousarray(parts[..., 16 * size :]).view(np.float16)
+    return codes * scales[..., None].astype(np.float32)
+
+
+def test_the_wire_carries_int8_scales_behind_each_head(tiny_gemma3):
+    model = with_dtypes(tiny_gemma3, "int8", "int8")
+    native, reference = (executor(model, kind) for kind in ("native", "reference"))
+    for target in (native, reference):
+        run(target, StepPlan(0, (first_row(model, range(1, 5)),)))
+    for group, (spec, _) in enumerate(model.program.kv_groups):
+        theirs = reference.read_blocks(group, [2, 3])
+        for own, other in zip(native._swapper._access.read_blocks(group, [2, 3]), theirs, strict=True):
+            numbers = int8_numbers(own, spec.num_kv_heads, spec.key_size)
+            expected = other.view(np.float32).reshape(numbers.shape)
+            assert np.corrcoef(numbers.ravel(), expected.ravel())[0, 1] > 0.995
+            assert np.abs(numbers - expected).max() < 0.2 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("dtypes", [("int8", "f16"), ("f32", "int8"), ("fp8_e4m3", "bf16"), ("bf16", "fp8_e5m2")])
+def test_blocks_come_back_to_other_places_with_every_byte(tiny_gemma3, dtypes):
+    model = with_dtypes(tiny_gemma3, *dtypes)
+    native = executor(model, "native")
+    run(native, StepPlan(0, (first_row(model, range(1, 5)),)))
+    access, program = native._swapper._access, native._program
+    for group in range(len(model.program.kv_groups)):
+        access.write_blocks(group, [9, 8], *access.read_blocks(group, [2, 3]))
+        for source, target in ((2, 9), (3, 8)):
+            assert np.array_equal(program.read_block(group, source), program.read_block(group, target))
+            assert program.read_block(group, source).any()
+
+
+def test_other_dtypes_and_scales_are_other_numerics(tiny_gemma3, tmp_path):
+    scales = {"gemma3.attention.k_cache_scales": [0.5, 0.5]}
+    plain, scaled = (
+        tiny_model(tmp_path, "gemma3", layers=2, pattern=2, seed=seed, metadata=metadata)
+        for seed, metadata in ((0, {}), (1, scales))
+    )
+    prints = {
+        executor(with_dtypes(path, *dtypes), kind)._swapper._numerics
+        for path in (plain, scaled)
+        for dtypes in (("f16", "f16"), ("f16", "int8"), ("int8", "f16"))
+        for kind in ("native", "reference")
+    }
+    assert len(prints) == 12
 
 
 @pytest.mark.parametrize("kind", ["native", "reference"])

@@ -32,9 +32,17 @@ def changed(base: KVRequest, **fields: object) -> KVRequest:
 def test_bytes():
     assert token_bytes(FULL) == 3 * (64 * 2 + 64 * 2)
     assert token_bytes(KVSpec(KVKind.FULL, 2, 8, 4, "f32", "f16")) == 2 * (8 * 4 + 4 * 2)
+    assert token_bytes(KVSpec(KVKind.FULL, 3, 64, 32, "int8", "fp8_e4m3")) == 3 * (64 + 2 + 32)
     assert block_bytes(KVGroup(FULL, 30), 16) == 768 * 30 * 16
     with pytest.raises(ConfigError, match="'fp3'"):
         token_bytes(KVSpec(KVKind.FULL, 1, 8, 8, "fp3"))
+
+
+@pytest.mark.parametrize(("dtype", "gain"), [("bf16", 1), ("int8", 1.93), ("fp8_e4m3", 2), ("fp8_e5m2", 2)])
+def test_the_same_memory_holds_more_tokens_of_small_dtypes(dtype, gain):
+    small = msgspec.structs.replace(FULL, k_dtype=dtype, v_dtype=dtype)
+    tokens = [size_kv(changed(BASE, groups=(KVGroup(spec, 30),))).num_tokens for spec in (FULL, small)]
+    assert gain * tokens[0] <= tokens[1] < (gain + 0.02) * tokens[0]
 
 
 def test_a_quarter_of_the_free_memory_by_default():

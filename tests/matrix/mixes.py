@@ -8,6 +8,7 @@ end nothing is used.
 
 import random
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -54,6 +55,8 @@ class Model:
     """Lengths of what a prompt has of its own, after what it shares."""
     outputs: tuple[int, ...]
     num_requests: int
+    engine: Mapping[str, object] = field(default_factory=dict)
+    """Options of every engine, the plain one too."""
 
 
 class TickClock:
@@ -174,7 +177,7 @@ class Solo:
         self._engine.close()
 
 
-def tiny(path: Path, vocab_size: int = 448) -> Model:
+def tiny(path: Path, vocab_size: int = 448, **engine: object) -> Model:
     """Traffic for tests/tiny.py's gemma3, which has a full and a window group."""
     return Model(
         path,
@@ -184,6 +187,7 @@ def tiny(path: Path, vocab_size: int = 448) -> Model:
         prompts=(1, 5, 16, 30),
         outputs=(3, 17, 40, 60),
         num_requests=8,
+        engine=engine,
     )
 
 
@@ -196,6 +200,7 @@ def _engine(model: Model, blocks: int, seqs: int, ageing: float, options: dict) 
         ageing_seconds=ageing,
         seed=1,
         clock=TickClock(),
+        **model.engine,
         **options,
     )
     return build_engine(config)

@@ -30,6 +30,16 @@ def test_no_technique_changes_a_bit_of_a_reply(solo, first):
         check_mix(seed, solo)
 
 
+@pytest.mark.parametrize("dtypes", [("int8", "int8"), ("fp8_e4m3", "bf16"), ("f32", "fp8_e5m2")])
+def test_blocks_of_any_dtype_are_shared_copied_and_swapped_with_their_scales(tiny_gemma3, dtypes):
+    runs, total = Solo(tiny(tiny_gemma3, kv_cache_dtype=dtypes[0], v_cache_dtype=dtypes[1])), Counter()
+    for seed in range(8):
+        total += check_mix(seed, runs)[1].counters
+    runs.close()
+    for name in ("preemptions", "swapped_tokens", "forks", "prefix_cache_hits"):
+        assert total[name] > 0, name
+
+
 @pytest.mark.parametrize(
     "techniques",
     [

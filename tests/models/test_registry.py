@@ -60,6 +60,25 @@ def test_kv_dtypes_reach_the_kv_specs(tiny_paths: Mapping[str, Path]):
     assert {(spec.k_dtype, spec.v_dtype) for spec in model.program.kv_specs} == {("f32", "f16")}
 
 
+@pytest.mark.parametrize(("family", "pattern"), [("llama", 0), ("gemma3", 2)])
+def test_static_scales_of_the_kv_cache_come_from_the_file(family: str, pattern: int, tmp_path: Path):
+    scales = {
+        f"{family}.attention.{name}_cache_scales": values for name, values in (("k", [0.5, 2.0]), ("v", [3.0, 0.25]))
+    }
+    path = tiny_model(tmp_path, family, layers=2, pattern=pattern, metadata=scales)
+    assert [(op.k_scale, op.v_scale) for op in ops(load(path), v.Attention)] == [(0.5, 3.0), (2.0, 0.25)]
+    del scales[f"{family}.attention.v_cache_scales"]
+    path = tiny_model(tmp_path, family, layers=2, pattern=pattern, metadata=scales)
+    assert [(op.k_scale, op.v_scale) for op in ops(load(path), v.Attention)] == [(0.5, 1.0), (2.0, 1.0)]
+
+
+@pytest.mark.parametrize("value", [[1.0], [0.0, 1.0], [float("nan"), 1.0], [1.0, 1e9], ["a", "b"], "ab", 1.0])
+def test_broken_static_scales_are_refused(value: object, tmp_path: Path):
+    path = tiny_model(tmp_path, "llama", layers=2, metadata={"llama.attention.k_cache_scales": value})
+    with pytest.raises(ModelFileError, match=r"llama\.attention\.k_cache_scales must (be an array of 2|hold) numbers"):
+        load(path)
+
+
 def test_gemma_has_a_group_of_local_and_one_of_global_layers(tiny_paths: Mapping[str, Path]):
     groups = load(tiny_paths["gemma3"]).program.kv_groups
     assert [(spec.kind, spec.window, layers) for spec, layers in groups] == [

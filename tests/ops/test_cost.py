@@ -6,7 +6,7 @@ import pytest
 
 from yeoul.ops import vocabulary as v
 from yeoul.ops.builder import Builder
-from yeoul.ops.cost import Cost, StepShape, WeightSize, cost, kv_token_bytes, program_cost, visible_keys
+from yeoul.ops.cost import Cost, StepShape, WeightSize, cost, program_cost, visible_keys
 from yeoul.ops.passes import fuse
 from yeoul.types import KVKind, KVSpec, RopeSpec
 
@@ -118,13 +118,27 @@ def test_window_attention_reads_the_keys_that_someone_sees(start: int, count: in
     x = b.embed("embd", 8)
     b.attention(x, x, x, num_kv_heads=2, scale=1.0, window=4)
     got = cost(b._ops[-1], {}, StepShape(((start, count),), 0))
-    assert got.kv_read_bytes == read * kv_token_bytes(KVSpec(KVKind.WINDOW, 2, 4, 4, window=4)) == read * 32
+    assert got.kv_read_bytes == read * KVSpec(KVKind.WINDOW, 2, 4, 4, window=4).token_bytes() == read * 32
 
 
-def test_kv_token_bytes_refuses_an_unknown_dtype():
-    assert kv_token_bytes(KVSpec(KVKind.FULL, 2, 64, 32, "f32", "f16")) == 2 * (64 * 4 + 32 * 2)
-    with pytest.raises(ValueError, match="unknown KV dtype"):
-        kv_token_bytes(KVSpec(KVKind.FULL, 2, 64, 32, "int3", "f16"))
+def kv_read(k_dtype: str, v_dtype: str) -> int:
+    """Bytes read by a decode step over 100 keys of 2 heads of 64."""
+    b = Builder(k_dtype, v_dtype)
+    x = b.embed("embd", 128)
+    b.attention(x, x, x, num_kv_heads=2, scale=1.0)
+    return cost(b._ops[-1], {}, decode(100)).kv_read_bytes
+
+
+def test_kv_traffic_follows_the_dtypes():
+    f16 = kv_read("f16", "f16")
+    assert f16 == 100 * 2 * 2 * 64 * 2
+    assert kv_read("f32", "f32") == 2 * f16
+    assert kv_read("bf16", "bf16") == f16
+    assert kv_read("fp8_e4m3", "fp8_e4m3") == kv_read("fp8_e5m2", "fp8_e5m2") == f16 / 2
+    assert kv_read("int8", "int8") == 100 * 2 * 2 * (64 + 2) and f16 / kv_read("int8", "int8") > 1.93
+    assert kv_read("f16", "int8") == (f16 + kv_read("int8", "int8")) / 2
+    with pytest.raises(ValueError, match="unknown KV dtype 'int3'"):
+        kv_read("int3", "f16")
 
 
 def test_every_op_of_the_vocabulary_has_a_cost():

@@ -118,11 +118,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.scheduler.has_work)
     @rule()
     def fail(self):
-        """The executor never saw the plan."""
+        """The executor never saw the plan. Who runs and was not part of it goes on."""
         self.scheduler.schedule(self.now)
         self.scheduler.fail_step()
         self.executor.in_doubt = True
-        self.executor.slots.clear()
 
     @invariant()
     def books(self):

@@ -19,8 +19,8 @@ def ids_of(kit, **body):
 
 
 def bias(*token_ids):
-    """Makes these ids likeliest, the first one most, two apart."""
-    return {str(token_id): 100 - 2 * place for place, token_id in enumerate(token_ids)}
+    """Makes these ids likeliest, the first one most, further apart than this model's logits."""
+    return {str(token_id): 100 - 40 * place for place, token_id in enumerate(token_ids)}
 
 
 def test_return_token_ids(kit):
@@ -208,3 +208,25 @@ def test_a_batch_of_all_kinds_equals_solo_answers(kit):
     solo = [choices(kit.request("/v1/completions", body)) for body in asked]
     together = kit.together([("/v1/completions", body) for body in asked])
     assert [choices(response) for response in together] == solo
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("/v1/chat/completions", "max_completion_tokens"),
+        ("/v1/chat/completions", "max_tokens"),
+        ("/v1/completions", "max_tokens"),
+    ],
+)
+def test_v9_the_limit_holds_under_both_names(kit, path, name):
+    asked = {"prompt": [5, 6]} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "a"}]}
+    banned = {str(end): -100 for end in kit.tokenizer.end_ids}
+    answer = kit.post(path, **asked, **{name: 5}, logit_bias=banned)
+    assert answer["usage"]["completion_tokens"] == 5 and answer["choices"][0]["finish_reason"] == "length"
+
+
+def test_s7_stop_strings_leave_the_models_own_end_tokens_alone(kit):
+    end = next(iter(kit.tokenizer.end_ids))
+    asked = {"logit_bias": {str(end): 100, "90": 50}, "min_tokens": 2, "ignore_eos": False, "return_token_ids": True}
+    plain, stopped = kit.complete(**asked), kit.complete(**asked, stop=["zzz"])
+    assert plain == stopped and plain["finish_reason"] == "stop" and plain["token_ids"] == [90, 90, end]

@@ -126,8 +126,9 @@ def _cost_of(config: EngineConfig) -> CostOf:
     from yeoul.weights.catalogue import find_model
     from yeoul.weights.gguf import GGUFFile
 
-    dtype = resolve(config).kv_cache_dtype
-    model = load_model(GGUFFile.open(find_model(config.model)), k_dtype=dtype, v_dtype=dtype)
+    config = resolve(config)
+    dtypes = {"k_dtype": config.kv_cache_dtype, "v_dtype": config.v_cache_dtype}
+    model = load_model(GGUFFile.open(find_model(config.model)), **dtypes)
     sizes = weight_sizes(model.weights)
 
     def cost_of(rows: int, context: int) -> Cost:

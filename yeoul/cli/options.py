@@ -21,7 +21,7 @@ from yeoul.config import (
     EXECUTORS,
     ISAS,
     KV_ALLOCATIONS,
-    KV_DTYPES,
+    KV_CHOICES,
     PREEMPTION_MODES,
     PREEMPTION_VICTIMS,
     SCHEDULING_POLICIES,
@@ -120,7 +120,8 @@ ENGINE = Group(
         Flag("max_num_seqs", int, "Sequences that run at the same time."),
         Flag("max_num_batched_tokens", int, "Token budget of one step.", "512"),
         Flag("max_waiting_tokens", int, "Prompt tokens that may wait before requests are refused.", "64 contexts"),
-        Flag("kv_cache_dtype", str, "How keys and values are stored.", "f16", f"[{'|'.join(KV_DTYPES)}]"),
+        Flag("kv_cache_dtype", str, "How keys and values are stored.", "f16", f"[{'|'.join(KV_CHOICES)}]"),
+        Flag("v_cache_dtype", str, "How values are stored, if not as keys.", "as keys", f"[{'|'.join(KV_CHOICES)}]"),
         Flag(
             "kv_cache_memory",
             int,

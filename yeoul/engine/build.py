@@ -27,6 +27,7 @@ from yeoul.kv.sizing import KVGroup, KVRequest, KVSizing, size_kv
 from yeoul.kv.swap import SwapSpace
 from yeoul.sched.policies import Policies
 from yeoul.sched.scheduler import Scheduler
+from yeoul.types import KV_DTYPES
 
 if TYPE_CHECKING:
     from yeoul.models.model import Model
@@ -53,7 +54,7 @@ def build_engine(config: EngineConfig) -> Engine:
 
     config = resolve(config)
     file = GGUFFile.open(find_model(config.model))
-    model = load_model(file, k_dtype=config.kv_cache_dtype, v_dtype=config.kv_cache_dtype)
+    model = load_model(file, k_dtype=config.kv_cache_dtype, v_dtype=config.v_cache_dtype)
     engine = assemble(config, model, load_tokenizer(file.metadata))
     file.release()
     return engine
@@ -62,12 +63,14 @@ def build_engine(config: EngineConfig) -> Engine:
 def resolve(config: EngineConfig) -> EngineConfig:
     """The configuration with every "choose" that needs no model made a value. Reads the environment and the machine."""
     isa = config.isa if config.isa != "auto" else isa_override() or "auto"
+    k_dtype = config.kv_cache_dtype if config.kv_cache_dtype != "auto" else "f16"
     return msgspec.structs.replace(
         config,
         isa=isa,
         num_threads=config.num_threads or available_cpus(),
         max_num_batched_tokens=config.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS,
-        kv_cache_dtype="f16" if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
+        kv_cache_dtype=k_dtype,
+        v_cache_dtype=config.v_cache_dtype if config.v_cache_dtype != "auto" else k_dtype,
         seed=config.seed or random.SystemRandom().getrandbits(63),
         clock=config.clock or WallClock(),
     )
@@ -79,6 +82,7 @@ def assemble(config: EngineConfig, model: Model, tokenizer: Tokenizer) -> Engine
     from yeoul.text.grammar import GrammarCompiler
 
     sizing = _size(config, model)
+    _warn_of_biased_keys(config, model)
     megabytes = sum(tensor.data.nbytes for tensor in model.weights.values()) / 1e6
     log.info("model: %s, %s, %.0f MB of weights", config.model, model.spec.architecture, megabytes)
     for line in sizing.lines:
@@ -117,6 +121,17 @@ def assemble(config: EngineConfig, model: Model, tokenizer: Tokenizer) -> Engine
             metadata=model.metadata,
         )
     )
+
+
+def _warn_of_biased_keys(config: EngineConfig, model: Model) -> None:
+    """Biases make a few dimensions of the keys far larger than the others, which then lose their bits."""
+    if KV_DTYPES[config.kv_cache_dtype].value_bytes == 1 and model.has_key_bias:
+        log.warning(
+            "kv cache: the keys of this model have a bias, and %s costs such models quality "
+            "(keep keys: --kv-cache-dtype f16 --v-cache-dtype %s)",
+            config.kv_cache_dtype,
+            config.v_cache_dtype,
+        )
 
 
 def _size(config: EngineConfig, model: Model) -> KVSizing:

@@ -106,12 +106,16 @@ def follow_plan(outputs: Mapping[int, HasTimeline], scheduler: Scheduler, now: f
 def follow_step(outputs: Mapping[int, HasTimeline], scheduler: Scheduler, plan: StepPlan, now: float) -> None:
     """Tell the timelines that the plan was executed until `now`. To be called before it is committed.
 
+    A sequence that ended in flight, because its grammar failed, has no timeline any more.
+
     A step is as long as its tokens are many, once there is a prompt in it; so what it spends on other requests'
     prompts is their share of its tokens. One token of each of many sequences costs hardly more than one.
     """
     rows = list(zip(scheduler.scheduled, plan.rows, strict=True))
     num_prompt = sum(row.num_tokens for _, row in rows if row.num_tokens > 1)
     for sequence, row in rows:
+        if sequence.id not in outputs:
+            continue
         own = row.num_tokens if row.num_tokens > 1 else 0
         outputs[sequence.id].timeline.computed(
             now,

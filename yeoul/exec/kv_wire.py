@@ -5,7 +5,8 @@ Owns the format, its checksums and its checks. Must not know where the bytes go.
     "YKV1" | fingerprint, 32 bytes | number of KV groups, u32
     per group: number of blocks, layers, key bytes, value bytes of one block in one layer; u32 each
     CRC-32 of all that, u32
-    per group, block and layer: keys [head][token][dim] | values [head][token][dim] | CRC-32 of both, u32
+    per group, block and layer: keys | values | CRC-32 of both, u32
+        keys and values: per head [token][dim], then the tokens' scales where the dtype has such
 
 The fingerprint is of everything that decides the numbers (executor, kernel level, model, dtypes): KV that was computed
 under another one is refused, because a reply would not be the same bytes any more.

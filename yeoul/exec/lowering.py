@@ -172,7 +172,7 @@ class Lowering:
     def _attention(self, op: v.Attention, native: _native.Program) -> None:
         group, index = self._place[op.layer]
         q, k, value, out = (self._view(value) for value in (op.q, op.k, op.v, op.out))
-        native.attention(q, k, value, out, group, index, op.scale)
+        native.attention(q, k, value, out, group, index, op.scale, op.k_scale, op.v_scale)
 
     def _gated(self, op: v.GatedActivation, native: _native.Program) -> None:
         native.gated(self._view(op.x), self._view(op.out), ACTIVATIONS[op.activation])

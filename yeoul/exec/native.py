@@ -83,7 +83,7 @@ class NativeExecutor:
         ]
         self._program = _native.Program(self._pool, self._isa, lowering.arena_bytes, native_groups)
         lowering.emit(self._program)
-        numerics = fingerprint("native", self._isa, model.spec, groups, _weight_types(model))
+        numerics = fingerprint("native", self._isa, model.spec, groups, program.kv_scales, _weight_types(model))
         self._swapper = Swapper(NativeBlocks(self._program, groups), numerics, SwapStore(swap_dir))
         self._failed_slots: frozenset[int] = frozenset()
         self._lowering = lowering

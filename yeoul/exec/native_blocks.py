@@ -1,6 +1,7 @@
 """NativeBlocks: KV blocks of the native executor in the canonical layout. Owns the conversion of its private one.
 
-A native block holds for each layer keys [head][dim][16 tokens], then values [head][16 tokens][dim].
+A native block holds for each layer keys, per head [dim][16 tokens] and the tokens' scales if the dtype has such, then
+values, per head [16 tokens][dim] and scales.
 """
 
 from __future__ import annotations
@@ -10,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from yeoul.kv.sizing import DTYPE_BYTES
-from yeoul.types import KVSpec
+from yeoul.types import KV_DTYPES, KVSpec
 
 Array = np.ndarray
 TOKENS = 16
@@ -28,28 +28,28 @@ class NativeBlocks:
     def read_blocks(self, group: int, blocks: Sequence[int]) -> tuple[Array, Array]:
         """uint8 [blocks, layers, bytes] each. Raises IndexError for a block that does not exist."""
         spec, layers = self._groups[group]
-        key_bytes, value_bytes = _bytes(spec)
-        raw = np.empty((len(blocks), layers, key_bytes + value_bytes), np.uint8)
+        stored = KV_DTYPES[spec.k_dtype]
+        key_bytes = TOKENS * spec.num_kv_heads * (spec.key_size * stored.value_bytes + stored.scale_bytes)
+        raw = np.empty((len(blocks), layers, TOKENS * spec.token_bytes()), np.uint8)
         for index, block in enumerate(blocks):
             raw[index] = self._program.read_block(group, block).reshape(layers, -1)
-        return _turn(raw[:, :, :key_bytes], spec.num_kv_heads, spec.key_size, TOKENS), raw[:, :, key_bytes:]
+        return _turned(raw[:, :, :key_bytes], spec, spec.key_size, TOKENS), raw[:, :, key_bytes:]
 
     def write_blocks(self, group: int, blocks: Sequence[int], keys: Array, values: Array) -> None:
         """The inverse of read_blocks. Raises IndexError also for arrays of another shape."""
         spec, _ = self._groups[group]
-        raw = np.concatenate([_turn(keys, spec.num_kv_heads, TOKENS, spec.key_size), values], axis=2)
+        raw = np.concatenate([_turned(keys, spec, TOKENS, spec.key_size), values], axis=2)
         for index, block in enumerate(blocks):
             self._program.write_block(group, block, raw[index].reshape(-1))
 
 
-def _bytes(spec: KVSpec) -> tuple[int, int]:
-    """Of keys and of values of one block in one layer."""
-    tokens = TOKENS * spec.num_kv_heads
-    return tokens * spec.key_size * DTYPE_BYTES[spec.k_dtype], tokens * spec.value_size * DTYPE_BYTES[spec.v_dtype]
+def _turned(keys: Array, spec: KVSpec, rows: int, columns: int) -> Array:
+    """Keys [.., head, rows, columns] as [.., head, columns, rows], inside uint8 [blocks, layers, bytes].
 
-
-def _turn(parts: Array, heads: int, rows: int, columns: int) -> Array:
-    """[.., head, rows, columns] to [.., head, columns, rows] of the elements inside uint8 [blocks, layers, bytes]."""
-    blocks, layers, _ = parts.shape
-    elements = parts.reshape(blocks, layers, heads, rows, columns, -1)
-    return elements.transpose(0, 1, 2, 4, 3, 5).reshape(blocks, layers, -1)
+    What follows the values of a head, its scales, stays where it is.
+    """
+    blocks, layers, _ = keys.shape
+    heads, value_bytes = spec.num_kv_heads, KV_DTYPES[spec.k_dtype].value_bytes
+    values, scales = np.split(keys.reshape(blocks, layers, heads, -1), [rows * columns * value_bytes], axis=3)
+    turned = values.reshape(blocks, layers, heads, rows, columns, value_bytes).swapaxes(3, 4)
+    return np.concatenate([turned.reshape(values.shape), scales], axis=3).reshape(blocks, layers, -1)

@@ -22,6 +22,7 @@ from yeoul.errors import EngineError
 from yeoul.exec import reference_math as m
 from yeoul.exec.kv_wire import fingerprint
 from yeoul.exec.protocol import ExecutorLimits, Ticket
+from yeoul.exec.reference_kv import ROUNDINGS, store
 from yeoul.exec.reference_sampling import sample, score
 from yeoul.exec.reference_slots import Frame, RowFrame, Slots, first_key, wanted_tokens
 from yeoul.exec.swap import Swapper, SwapStore
@@ -34,7 +35,8 @@ from yeoul.weights.tensor import Tensor
 
 Array = np.ndarray
 Mode = Literal["exact", "as_native"]
-KV_TYPES: Mapping[str, np.dtype[Any]] = MappingProxyType({"f16": np.dtype(np.float16), "f32": np.dtype(np.float32)})
+KV_TYPES: Mapping[str, np.dtype[Any]] = MappingProxyType({"f16": np.dtype(np.float16)})
+"""How numbers that are already rounded to a KV dtype are kept; not named here: as float32, which holds all of them."""
 TILE_ROWS = 8192
 """Rows of a matrix that are widened to float64 at once."""
 LOGIT_ROWS = 16
@@ -62,7 +64,7 @@ class ReferenceExecutor:
         self._group_of = {layer: g for g, (_, layers) in enumerate(model.program.kv_groups) for layer in layers}
         self._slots = Slots([spec for spec, _ in model.program.kv_groups], limits, model.spec.vocab_size)
         self._kv = [self._empty_kv(op, limits) for op in self._program.ops if isinstance(op, v.Attention)]
-        numerics = fingerprint("reference", mode, model.spec, model.program.kv_groups)
+        numerics = fingerprint("reference", mode, model.spec, model.program.kv_groups, model.program.kv_scales)
         self._swapper = Swapper(self, numerics, SwapStore(swap_dir))
         self._failed_slots: frozenset[int] = frozenset()
         self._values: dict[str, Array] = {}
@@ -218,8 +220,12 @@ class ReferenceExecutor:
         group, (keys, values) = self._group_of[op.layer], self._kv[op.layer]
         mine = slice(row.begin, row.begin + row.count)
         blocks, offsets = self._slots.places("attention", row, group, row.start, row.end)
-        keys[blocks, offsets] = env[op.k.id][mine].reshape(row.count, *keys.shape[2:])
-        values[blocks, offsets] = env[op.v.id][mine].reshape(row.count, *values.shape[2:])
+        keys[blocks, offsets] = self._stored(
+            env[op.k.id][mine].reshape(row.count, *keys.shape[2:]), op.kv.k_dtype, op.k_scale
+        )
+        values[blocks, offsets] = self._stored(
+            env[op.v.id][mine].reshape(row.count, *values.shape[2:]), op.kv.v_dtype, op.v_scale
+        )
         base = first_key(row.start, op.kv.window)
         blocks, offsets = self._slots.places("attention", row, group, base, row.end)
         seen_keys = keys[blocks, offsets].astype(np.float64)
@@ -229,6 +235,9 @@ class ReferenceExecutor:
             position = row.start + index
             seen = slice(first_key(position, op.kv.window) - base, position + 1 - base)
             out[row.begin + index] = m.attend(query, seen_keys[seen], seen_values[seen], op.scale).reshape(-1)
+
+    def _stored(self, values: Array, dtype: str, scale: float) -> Array:
+        return values if self._mode == "exact" else store(dtype, values, scale)
 
     def _gated(self, op: v.GatedActivation, env: dict[int, Array], frame: Frame, wanted: Array) -> Array:
         return m.gated(_wide(env, op.x), op.activation)
@@ -270,9 +279,9 @@ class ReferenceExecutor:
         return np.zeros((*shape, kv.key_size), keys), np.zeros((*shape, kv.value_size), values)
 
     def _kv_type(self, dtype: str) -> np.dtype[Any]:
-        if dtype not in KV_TYPES:
+        if dtype not in ROUNDINGS:
             raise EngineError(f"the reference executor has no KV dtype {dtype!r}")
-        return np.dtype(np.float64) if self._mode == "exact" else KV_TYPES[dtype]
+        return np.dtype(np.float64) if self._mode == "exact" else KV_TYPES.get(dtype, np.dtype(np.float32))
 
 
 RULES: MappingProxyType[type[v.Op], Callable[..., Array]] = MappingProxyType(

@@ -13,7 +13,6 @@ import msgspec
 from yeoul.errors import ConfigError
 from yeoul.types import KVKind, KVSpec
 
-DTYPE_BYTES = {"f16": 2, "f32": 4}
 MEMORY_SHARE = 0.25
 """Part of the free memory that the KV pool may take when no flag says otherwise."""
 
@@ -58,12 +57,11 @@ class KVSizing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def token_bytes(spec: KVSpec) -> int:
-    """Bytes of one token in one layer. Raises ConfigError for a dtype without a known size."""
+    """Bytes of one token in one layer, scales included. Raises ConfigError for a dtype without a known size."""
     try:
-        k_bytes, v_bytes = DTYPE_BYTES[spec.k_dtype], DTYPE_BYTES[spec.v_dtype]
-    except KeyError as error:
-        raise ConfigError(f"KV dtype {error.args[0]!r} is unknown", param="kv_cache_dtype") from error
-    return spec.num_kv_heads * (spec.key_size * k_bytes + spec.value_size * v_bytes)
+        return spec.token_bytes()
+    except ValueError as error:
+        raise ConfigError(str(error), param="kv_cache_dtype") from error
 
 
 def block_bytes(group: KVGroup, block_size: int) -> int:
@@ -210,7 +208,7 @@ def _kind(spec: KVSpec) -> str:
 
 
 def _flag(spec: KVSpec) -> str:
-    return "--kv-cache-memory, --kv-cache-dtype" if spec.kind is KVKind.FULL else "--max-num-seqs"
+    return "--kv-cache-memory, --kv-cache-dtype, --v-cache-dtype" if spec.kind is KVKind.FULL else "--max-num-seqs"
 
 
 def _length_line(request: KVRequest, wanted: int, length: int) -> str:

@@ -44,6 +44,18 @@ class Checkpoint:
             raise ModelFileError(f"{self._name(key)} must be between {low:g} and {high:g}, not {value:g}")
         return float(value)
 
+    def numbers(self, key: str, count: int, low: float, high: float, default: float) -> tuple[float, ...]:
+        """An array of `count` finite numbers of low .. high; all `default` where the key is absent."""
+        if not self.has(key):
+            return (default,) * count
+        value = self.metadata[self._name(key)]
+        listed = value.tolist() if hasattr(value, "tolist") else value
+        if not isinstance(listed, list) or len(listed) != count:
+            raise ModelFileError(f"{self._name(key)} must be an array of {count} numbers")
+        if not all(isinstance(item, (int, float)) and low <= item <= high for item in listed):
+            raise ModelFileError(f"{self._name(key)} must hold numbers between {low:g} and {high:g}")
+        return tuple(float(item) for item in listed)
+
     def text(self, key: str, default: str) -> str:
         """A string; `default` where the key is absent."""
         value = self._get(key, default)

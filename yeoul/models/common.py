@@ -60,6 +60,14 @@ def output_weight(file: Checkpoint, spec: ModelSpec) -> str:
     return file.optional("output.weight", spec.vocab_size, spec.hidden_size) or tied
 
 
+def kv_scales(file: Checkpoint, spec: ModelSpec) -> tuple[tuple[float, float], ...]:
+    """Each layer's static scales of keys and values for fp8 caches: `attention.k_cache_scales`, `.v_cache_scales`."""
+    keys, values = (
+        file.numbers(f"attention.{name}_cache_scales", spec.num_layers, 1e-6, 1e6, default=1.0) for name in ("k", "v")
+    )
+    return tuple(zip(keys, values, strict=True))
+
+
 def rope_spec(file: Checkpoint, spec: ModelSpec, *, interleaved: bool) -> RopeSpec:
     """Rotary embedding of all layers, or of the global ones, as the file states it.
 

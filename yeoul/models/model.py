@@ -19,3 +19,8 @@ class Model:
     weights: Mapping[str, Tensor]
     metadata: Mapping[str, object]
     """The file's key-value pairs (tokenizer, chat template, ...)."""
+
+    @property
+    def has_key_bias(self) -> bool:
+        """Is a bias added to the keys of some layer?"""
+        return any(name.endswith(".attn_k.bias") for name in self.weights)

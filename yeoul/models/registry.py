@@ -12,7 +12,7 @@ from typing import Protocol
 
 from yeoul.errors import UnsupportedModelError
 from yeoul.models.checkpoint import Checkpoint
-from yeoul.models.common import read_spec
+from yeoul.models.common import kv_scales, read_spec
 from yeoul.models.gemma3 import gemma3
 from yeoul.models.llama import llama
 from yeoul.models.model import Model
@@ -62,7 +62,7 @@ def load_model(file: ModelFile, *, k_dtype: str = "f16", v_dtype: str = "f16") -
         )
     checkpoint = Checkpoint(file.architecture, file.metadata, file.tensors)
     spec = read_spec(checkpoint)
-    program = family(checkpoint, spec, Builder(k_dtype, v_dtype))
+    program = family(checkpoint, spec, Builder(k_dtype, v_dtype, kv_scales(checkpoint, spec)))
     _report(checkpoint.unused())
     return Model(spec, program, file.tensors, file.metadata)
 

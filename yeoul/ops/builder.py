@@ -14,11 +14,15 @@ class Builder:
     Shape mistakes are programming errors of a model file and raise ValueError.
     """
 
-    def __init__(self, k_dtype: str = "f16", v_dtype: str = "f16") -> None:
+    def __init__(
+        self, k_dtype: str = "f16", v_dtype: str = "f16", kv_scales: Sequence[tuple[float, float]] = ()
+    ) -> None:
+        """`kv_scales`: each layer's static scales of keys and values, for fp8 caches; empty: all 1."""
         self._ops: list[v.Op] = []
         self._layers = 0
         self._k_dtype = k_dtype
         self._v_dtype = v_dtype
+        self._kv_scales = kv_scales
 
     def embed(self, weight: str, dim: int) -> v.Value:
         """Rows of `weight` [vocab, dim] for the tokens: [T, dim]."""
@@ -60,7 +64,8 @@ class Builder:
         kind = KVKind.WINDOW if window else KVKind.FULL
         spec = KVSpec(kind, num_kv_heads, key_size, value_size, self._k_dtype, self._v_dtype, window)
         out = self._value(q.rows, q.dim // key_size * value_size)
-        op = v.Attention(out, q, k, value, self._layers, spec, scale)
+        k_scale, v_scale = self._kv_scales[self._layers] if self._kv_scales else (1.0, 1.0)
+        op = v.Attention(out, q, k, value, self._layers, spec, scale, k_scale, v_scale)
         self._layers += 1
         return self._emit(op)
 

@@ -16,13 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from yeoul.ops import vocabulary as v
 from yeoul.ops.passes import inputs
-from yeoul.types import KVSpec
 
 if TYPE_CHECKING:
     from yeoul.weights.tensor import Tensor
 
-KV_BYTES: Mapping[str, int] = MappingProxyType({"f16": 2, "f32": 4})
-"""Bytes per stored value, by KV dtype."""
 GATE_FLOPS: Mapping[v.Activation, int] = MappingProxyType({v.Activation.SILU: 5, v.Activation.GELU_TANH: 10})
 """Per output value of act(gate) x up."""
 FLOAT_BYTES = 4
@@ -96,14 +93,6 @@ def program_cost(program: v.Program, weights: Mapping[str, WeightSize], shape: S
     return sum((cost(op, weights, shape) for op in program.ops), Cost())
 
 
-def kv_token_bytes(spec: KVSpec) -> int:
-    """Bytes of one token's keys and values in one layer. Raises ValueError for a dtype that has no size here."""
-    sizes = [KV_BYTES.get(dtype) for dtype in (spec.k_dtype, spec.v_dtype)]
-    if sizes[0] is None or sizes[1] is None:
-        raise ValueError(f"unknown KV dtype in {spec}")
-    return spec.num_kv_heads * (spec.key_size * sizes[0] + spec.value_size * sizes[1])
-
-
 def visible_keys(start: int, count: int, window: int) -> int:
     """Query-key pairs of a row: each token sees itself and what is before it, at most `window` (0: all) keys."""
     clipped = min(max(start + count - window, 0), count) if window else 0
@@ -145,7 +134,7 @@ def _rope(op: v.Rope, weights: Mapping[str, WeightSize], shape: StepShape) -> Co
 
 
 def _attention(op: v.Attention, weights: Mapping[str, WeightSize], shape: StepShape) -> Cost:
-    kv, per_token = op.kv, kv_token_bytes(op.kv)
+    kv, per_token = op.kv, op.kv.token_bytes()
     pairs = sum(visible_keys(start, count, kv.window) for start, count in shape.rows)
     heads = op.q.dim // kv.key_size
     # Keys that at least one token of the row sees, each read once per row.

@@ -108,7 +108,8 @@ class Attention(Op):
     """softmax(q k^T x scale) v over the sequence's cached keys, causal; writes this step's k and v to the cache first.
 
     q [T, heads x key_size], k [T, kv_heads x key_size], v [T, kv_heads x value_size]; query head h reads KV head
-    h // (heads // kv_heads). `kv.window` limits what a token sees.
+    h // (heads // kv_heads). `kv.window` limits what a token sees. `k_scale`, `v_scale`: what the numbers of an
+    fp8 cache are multiplied with; other dtypes do not read them.
     """
 
     q: Value
@@ -117,6 +118,8 @@ class Attention(Op):
     layer: int
     kv: KVSpec
     scale: float
+    k_scale: float = 1.0
+    v_scale: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -176,6 +179,11 @@ class Program:
     def kv_specs(self) -> tuple[KVSpec, ...]:
         """The KVSpec of every attention layer, in layer order."""
         return tuple(op.kv for op in self.ops if isinstance(op, Attention))
+
+    @property
+    def kv_scales(self) -> tuple[tuple[float, float], ...]:
+        """Static scales of keys and values, by layer."""
+        return tuple((op.k_scale, op.v_scale) for op in self.ops if isinstance(op, Attention))
 
     @property
     def kv_groups(self) -> tuple[tuple[KVSpec, tuple[int, ...]], ...]:

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import msgspec
 
 from yeoul.sched.sequence import Sequence
+from yeoul.step import RowStatus
 from yeoul.types import FinishReason, TokenLogprob
+
+ROW_ERRORS: Mapping[RowStatus, str] = MappingProxyType(
+    {
+        RowStatus.NAN: "the model's output for this sequence is not a number",
+        RowStatus.ERROR: "computing this sequence failed",
+        RowStatus.NOTHING_ALLOWED: "the request's bans leave no token to generate",
+    }
+)
+"""What a client is told of a row that failed."""
 
 
 class Committed(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,17 +18,11 @@ from yeoul.kv.swap import SwapSpace
 from yeoul.sched.admission import Admission
 from yeoul.sched.draft import PlanDraft
 from yeoul.sched.policies import Policies, choose_victim
-from yeoul.sched.results import Committed, Preempted, SchedulerCounters
+from yeoul.sched.results import ROW_ERRORS, Committed, Preempted, SchedulerCounters
 from yeoul.sched.sequence import NO_SLOT, Sequence, SequenceStatus
 from yeoul.sched.swapping import Swapping
 from yeoul.step import PlanRow, RowResult, RowStatus, StepPlan, StepResult
 from yeoul.types import FinishReason
-
-ROW_ERRORS = {
-    RowStatus.NAN: "the model's output for this sequence is not a number",
-    RowStatus.ERROR: "computing this sequence failed",
-    RowStatus.NOTHING_ALLOWED: "the request's bans leave no token to generate",
-}
 
 
 class Scheduler:
