@@ -57,7 +57,7 @@ class FakeServer:
         self.open.add(task := asyncio.current_task())
         try:
             await self.reply(reader, writer)
-        except ConnectionError:
+        except (ConnectionError, EOFError):
             pass  # the client has seen enough
         finally:
             writer.close()

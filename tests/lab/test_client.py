@@ -6,7 +6,7 @@ import pytest
 from fake_server import DONE, END, HEAD, answer, chunk, event, serving, stream
 
 from yeoul.errors import ConfigError
-from yeoul.lab.client import MAX_EVENT_BYTES, Target, check_api_key, exchange, parse_base_url
+from yeoul.lab.client import MAX_EVENT_BYTES, Target, check_api_key, exchange, parse_base_url, tls_context
 from yeoul.lab.meter import NO_TOKENS, summarize
 from yeoul.lab.workload import Item
 
@@ -20,7 +20,7 @@ def ask(scripts, *prompts, **fields):
             for prompt in prompts:
                 fake.now = 0.0
                 item = Item(prompt=prompt, output_tokens=9)
-                records.append(await exchange(fake.target(**fields), item, 0.0, fake.clock))
+                records.append(await exchange(fake.target(**fields), item, 0.0, None, fake.clock))
             return records, fake.asked
 
     return asyncio.run(main())
@@ -104,11 +104,25 @@ def test_a_server_that_is_not_there_and_one_that_hangs():
         async with serving({}) as fake:
             target = fake.target()
         await asyncio.sleep(0)
-        return await exchange(target, Item(prompt="p", output_tokens=1), 0.0)
+        return await exchange(target, Item(prompt="p", output_tokens=1), 0.0, None)
 
     assert "no connection" in asyncio.run(refused()).failure
 
     assert one(None, timeout=0.05).failure == "timed out"
+
+
+def test_tls_is_spoken_where_the_url_says_so():
+    """A server without it sees a handshake, never the request; and plain text is never sent by mistake."""
+
+    async def main():
+        async with serving({}) as fake:
+            target = fake.target(tls=True, timeout=0.2)
+            with pytest.raises(ValueError, match="TLS"):
+                await exchange(target, Item(prompt="p", output_tokens=1), 0.0, None)
+            return await exchange(target, Item(prompt="p", output_tokens=1), 0.0, tls_context(target)), fake.asked
+
+    record, asked = asyncio.run(main())
+    assert record.failure == "timed out" and asked == []
 
 
 STANDARD = {"model", "prompt", "messages", "max_tokens", "temperature", "stream", "stream_options"}

@@ -117,9 +117,9 @@ def _read_key(path: Path) -> str:
 
 async def _check(target: Target, item: Item) -> None:
     """One request that is not measured: a server that cannot answer is one line, not a table of failures."""
-    from yeoul.lab.client import exchange
+    from yeoul.lab.client import exchange, tls_context
 
-    record = await exchange(target, item, perf_counter())
+    record = await exchange(target, item, perf_counter(), tls_context(target))
     if record.failure is not None:
         hint = "try --no-ignore-eos" if "ignore_eos" in record.failure else None
         raise YeoulError(f"{target.host}:{target.port} does not serve this: {record.failure}", hint=hint)

@@ -96,10 +96,21 @@ def check_api_key(key: str) -> str:
     return key
 
 
-async def exchange(target: Target, item: Item, due: float, clock: Clock = time.perf_counter) -> Record:
-    """Send one request and follow its reply to the end. `due`: on the clock. What goes wrong is in the record."""
+def tls_context(target: Target) -> ssl.SSLContext | None:
+    """What all of a run's connections share: making it takes many milliseconds. None without TLS."""
+    return ssl.create_default_context() if target.tls else None
+
+
+async def exchange(
+    target: Target, item: Item, due: float, context: ssl.SSLContext | None, clock: Clock = time.perf_counter
+) -> Record:
+    """Send one request and follow its reply to the end. What goes wrong is in the record.
+
+    `due`: on the clock. `context`: of `tls_context`. Raises ValueError for a target with TLS and no context.
+    """
+    if target.tls != (context is not None):
+        raise ValueError("a target with TLS needs a context, one without must not have one")
     seen = _Exchange(target.request(item), clock)
-    context = ssl.create_default_context() if target.tls else None
     loop = asyncio.get_running_loop()
     transport = None
     try:

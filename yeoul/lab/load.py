@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from yeoul.lab.client import Target, exchange
+from yeoul.lab.client import Target, exchange, tls_context
 from yeoul.lab.meter import Record
 from yeoul.lab.workload import Item
 
@@ -44,11 +44,11 @@ async def measure(
     target: Target, items: Sequence[Item], arrivals: Sequence[float] | None, users: int, progress: Progress
 ) -> tuple[list[Record], Cost]:
     """Send all items: at `arrivals` (seconds from now), or without them, as `users` that each send when answered."""
-    done = 0
+    done, context = 0, tls_context(target)
 
     async def send(item: Item, due: float) -> Record:
         nonlocal done
-        record = await exchange(target, item, due)
+        record = await exchange(target, item, due, context)
         done += 1
         progress(done, len(items))
         return record
