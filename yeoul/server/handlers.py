@@ -19,6 +19,7 @@ from yeoul.engine.client import EngineClient
 from yeoul.errors import EngineDeadError, RequestError, ShuttingDownError
 from yeoul.obs.metrics import CONTENT_TYPE, Metrics
 from yeoul.server.answer import CHAT, COMPLETION, Answer, Shape
+from yeoul.server.auth import owner_of
 from yeoul.server.body import read_body
 from yeoul.server.docs_page import DOCS_PAGE
 from yeoul.server.edge import request_id_of
@@ -163,8 +164,7 @@ class Handlers:
             max_inputs=self._options.max_sequences,
         )
         inputs = await self._encode(call, call.inputs)
-        request_id = request_id_of(request.scope)
-        asked = [self._engine_request(request_id, call, ids, (), call.pooling) for ids in inputs]
+        asked = [self._engine_request(request, call, ids, (), call.pooling) for ids in inputs]
         generation = Generation(self._client, asked)
         try:
             vectors = await unless_disconnected(request.receive, _collect_vectors(generation, len(inputs)))
@@ -249,7 +249,7 @@ class Handlers:
         request_id = request_id_of(request.scope)
         await self._text.check_structured(call.params.structured)
         bad_words = await self._text.bad_word_ids(call.params.bad_words)
-        asked = [self._engine_request(request_id, call, ids, bad_words) for ids in prompts]
+        asked = [self._engine_request(request, call, ids, bad_words) for ids in prompts]
         return Generation(self._client, asked), f"{request_id}-{next(self._numbers)}"
 
     async def _reply(
@@ -264,19 +264,23 @@ class Handlers:
 
     def _engine_request(
         self,
-        request_id: str,
+        request: Request,
         call: Call,
         prompt: list[int],
         bad_words: tuple[tuple[int, ...], ...],
         pooling: Pooling | None = None,
     ) -> EngineRequest:
-        """The engine's ids are unique in this process even where clients repeat theirs."""
+        """The engine's ids are unique in this process even where clients repeat theirs, and so are salts of two keys.
+
+        A client's own salt has no colon.
+        """
+        owner, salt = owner_of(request.scope), call.cache_salt
         return EngineRequest(
-            request_id=f"{request_id}:{next(self._numbers)}",
+            request_id=f"{request_id_of(request.scope)}:{next(self._numbers)}",
             prompt_token_ids=prompt,
             params=call.params,
             priority=call.priority,
-            cache_salt=call.cache_salt,
+            cache_salt=f"{owner}:{salt or ''}" if owner else salt,
             bad_word_ids=bad_words,
             pooling=pooling,
         )
