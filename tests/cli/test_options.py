@@ -136,7 +136,19 @@ def test_wrong_usage_is_one_line_and_exit_code_2(args, message, capsys):
 
 
 @pytest.mark.parametrize(
-    "command", [[], ["serve"], ["chat"], ["generate"], ["pull"], ["plan"], ["bench"], ["bench", "latency"]]
+    "command",
+    [
+        [],
+        ["serve"],
+        ["chat"],
+        ["generate"],
+        ["pull"],
+        ["plan"],
+        ["bench"],
+        ["bench", "latency"],
+        ["bench", "throughput"],
+        ["bench", "serve"],
+    ],
 )
 def test_help_exists_everywhere(command, capsys):
     assert main([*command, "--help"]) == 0
