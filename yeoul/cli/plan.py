@@ -134,7 +134,7 @@ def _fits(made: Plan) -> Iterator[str]:
             f"`yeoul serve` takes --kv-cache-memory {made.kv_cache_memory} instead of --memory"
         )
     if made.prefill is None:
-        yield "speed: give --bandwidth GB/s and --ops TOP/s of the machine for its ceilings"
+        yield "speed: give --bandwidth GB/s and --ops TOP/s (see `yeoul bench probe`) for its ceilings"
 
 
 def _ceilings(made: Plan) -> Any:
