@@ -16,6 +16,7 @@
 #include "gguf_scan.h"
 #include "isa.h"
 #include "pool.h"
+#include "probe.h"
 #include "program.h"
 #include "rules.h"
 #include "sampler.h"
@@ -278,12 +279,32 @@ void bind_execution(nb::module_& m) {
            "Run instructions [first, last) on the bound buffers; with `logits` [gathered, vocab] they are left there instead of sampled.");
 }
 
+void bind_probe(nb::module_& m) {
+  nb::class_<yeoul::ProbeMemory>(m, "ProbeMemory", "Memory to read from, on pages of 4 KiB or 2 MiB.")
+      .def(nb::init<std::size_t, bool, yeoul::Pool&>(), "bytes"_a, "huge"_a, "pool"_a, nb::call_guard<nb::gil_scoped_release>());
+  nb::class_<yeoul::ProbeMatrix>(m, "ProbeMatrix", "A random q4_0 matrix, multiplied by the engine's own kernels.")
+      .def(nb::init<yeoul::Pool&, const std::string&, std::int64_t, std::int64_t, std::int32_t>(), "pool"_a, "isa"_a, "outputs"_a, "inputs"_a, "max_rows"_a,
+           nb::keep_alive<1, 2>(), nb::call_guard<nb::gil_scoped_release>())
+      .def_prop_ro("bytes", &yeoul::ProbeMatrix::bytes)
+      .def("run", &yeoul::ProbeMatrix::run, "rows"_a, nb::call_guard<nb::gil_scoped_release>(), "Seconds of one product with `rows` rows.");
+  m.def("probe_read", &yeoul::probe_read, "pool"_a, "isa"_a, "memory"_a, "bytes"_a, "passes"_a, "prefetch"_a, nb::call_guard<nb::gil_scoped_release>(),
+        "Bytes per second of all threads, each `passes` times over `bytes` of its own.");
+  m.def(
+      "probe_peak",
+      [](yeoul::Pool& pool, const std::string& isa, bool dot, std::int64_t rounds) {
+        return yeoul::probe_peak(pool, isa, dot ? yeoul::ProbePeak::dot : yeoul::ProbePeak::fma, rounds);
+      },
+      "pool"_a, "isa"_a, "dot"_a, "rounds"_a, nb::call_guard<nb::gil_scoped_release>(),
+      "Operations per second of all threads: int8 products (`dot`) or float32 multiply-adds.");
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
   m.doc() = "Yeoul's native core.";
   nb::set_leak_warnings(false);  // objects that live until the interpreter ends are no leak
   bind_execution(m);
+  bind_probe(m);
   nb::class_<yeoul::SpmEncoder>(m, "SpmEncoder", "SentencePiece-style encoder by scores; immutable, thread-safe.")
       .def(nb::init<const std::vector<std::string>&, const std::vector<float>&, const std::vector<std::int32_t>&,
                     std::int32_t>(),

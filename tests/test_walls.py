@@ -76,6 +76,12 @@ def test_the_server_sees_the_engine_through_its_client_only() -> None:
     assert offenders(room("server"), (*ENGINE, "yeoul.exec", "yeoul.sched", "yeoul.kv", "yeoul.weights")) == []
 
 
+@pytest.mark.parametrize("name", ["lab.workload", "lab.meter"])
+def test_workloads_and_meters_are_pure(name: str) -> None:
+    heavy = ("numpy", "torch", "asyncio", "socket", "time", "httptools")
+    assert offenders([name], (*heavy, "yeoul.server", "yeoul.exec", "yeoul.engine", "yeoul.cli")) == []
+
+
 def test_executors_do_not_know_the_scheduler() -> None:
     assert offenders(room("exec"), ("yeoul.sched", "yeoul.kv", *ENGINE, "yeoul.server", "yeoul.text")) == []
 

@@ -6,10 +6,11 @@ import signal
 import pytest
 from cli_kit import inline, refuses, running
 
-from yeoul.cli.latency import Spread, Workload, measure
+from yeoul.cli.latency import Workload, measure
 from yeoul.cli.session import open_engine
 from yeoul.cli.terminal import Interrupt
 from yeoul.config import EngineConfig
+from yeoul.lab.meter import Spread
 from yeoul.ops.cost import Cost
 
 FAST = ["--prompt-tokens", 32, "--decode-tokens", 5, "--repeats", 2]

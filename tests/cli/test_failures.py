@@ -33,9 +33,9 @@ def test_errors_of_users(error, code, said, capsys):
     assert (out, err) == ("", said)
 
 
-def test_too_little_memory_names_flags(capsys):
+def test_too_little_memory_names_who_says_what_fits(capsys):
     assert report(MemoryError()) == 1
-    assert "--kv-cache-memory" in capsys.readouterr().err
+    assert capsys.readouterr().err.splitlines()[1].startswith("hint: `yeoul plan MODEL --memory SIZE`")
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError(), ImportError("numpy"), SystemExit(3)])

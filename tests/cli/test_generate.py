@@ -102,7 +102,7 @@ def test_a_terminal_without_a_prompt_is_wrong_usage(monkeypatch, capsys, tiny_ll
         ([], b"", ["prompt on stdin is empty"], "argument"),
         ([], b"a\xff", ["not valid UTF-8"], "0xff"),
         (["--max-model-len", 16], b"a " * 40, ["at most 16"], "--max-model-len"),
-        (["--max-model-len", 99999], b"a", ["max_model_len is 99999"], "smaller"),
+        (["--max-model-len", 99999], b"a", ["max_model_len is 99999"], "--max-model-len 1024 or less"),
         (["--kv-cache-memory", "1k"], b"a", ["too small"], "--kv-cache-memory"),
         (["--step-log", "/nonexistent/log"], b"a", ["/nonexistent/log", "No such file"], None),
     ],

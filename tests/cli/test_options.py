@@ -108,6 +108,16 @@ WRONG = [
     (["serve", "m", "--served-model-name", ""], "must not be empty"),
     (["serve", "m", "--frobnicate"], "--frobnicate"),
     (["bench"], "Missing command"),
+    (["plan"], "model"),
+    (["plan", "m", "--memory", "lots"], "is not a size"),
+    (["plan", "m", "--memory", "0"], "--memory must be at least 1"),
+    (["plan", "m", "--memory", "1G", "--kv-cache-memory", "1G"], "--memory and --kv-cache-memory exclude each other"),
+    (["plan", "m", "--prompt-tokens", "0"], "--prompt-tokens"),
+    (["plan", "m", "--output-tokens", "-1"], "--output-tokens"),
+    (["plan", "m", "--max-num-seqs", "0"], "--max-num-seqs must be an integer between 1"),
+    (["plan", "m", "--bandwidth", "0"], "--bandwidth must be a number above 0"),
+    (["plan", "m", "--ops", "nan"], "--ops must be a number above 0"),
+    (["plan", "m", "--num-threads", "2"], "--num-threads"),
     (["bench", "latency", "m", "--batch", "1,x"], "'1,x' is not a list of numbers"),
     (["bench", "latency", "m", "--batch", "65"], "--max-num-seqs is 64"),
     (["frobnicate"], "frobnicate"),
@@ -125,7 +135,21 @@ def test_wrong_usage_is_one_line_and_exit_code_2(args, message, capsys):
     assert len(lines) <= 2 and all(line.startswith("hint: ") for line in lines[1:])
 
 
-@pytest.mark.parametrize("command", [[], ["serve"], ["chat"], ["generate"], ["pull"], ["bench"], ["bench", "latency"]])
+@pytest.mark.parametrize(
+    "command",
+    [
+        [],
+        ["serve"],
+        ["chat"],
+        ["generate"],
+        ["pull"],
+        ["plan"],
+        ["bench"],
+        ["bench", "latency"],
+        ["bench", "throughput"],
+        ["bench", "serve"],
+    ],
+)
 def test_help_exists_everywhere(command, capsys):
     assert main([*command, "--help"]) == 0
     out, err = capsys.readouterr()

@@ -30,7 +30,7 @@ def lines(program):
 
 
 def all_flags(command):
-    own = {name for parameter in command.params for name in parameter.opts}
+    own = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
     return own.union(*(all_flags(child) for child in getattr(command, "commands", {}).values()))
 
 

@@ -37,6 +37,18 @@ def test_every_route_but_health_and_ready_wants_a_key():
     assert error_of(kit.get("/v1/models"), 401)["code"] == "invalid_api_key"
 
 
+def test_x3_keys_do_not_share_the_prefix_cache():
+    kit = Kit(**KEYS)
+    for key, salt in (("sk-one", None), ("sk-one", None), ("sk-two", None), ("sk-one", "s"), ("sk-two", "s")):
+        body = {"prompt": "hello", "max_tokens": 1} | ({"cache_salt": salt} if salt else {})
+        assert kit.request("POST", "/v1/completions", json=body, headers=bearer(key)).status_code == 200
+    first, again, *others = [request.cache_salt for request in kit.client.requests]
+    assert first == again and len({first, *others}) == 4 and "sk-one" not in first
+    open_kit = Kit()
+    assert open_kit.complete(prompt="hello", max_tokens=1).status_code == 200
+    assert open_kit.client.requests[0].cache_salt is None
+
+
 def raw_status(kit, raw_path, path):
     """The status for a path that a client wrote in another way than the routes see it."""
     sent = []

@@ -10,7 +10,7 @@ import typer
 from typer.main import get_command
 
 from yeoul import __version__
-from yeoul.cli import bench, chat, generate, pull, serve
+from yeoul.cli import bench, chat, generate, plan, pull, serve
 from yeoul.cli.terminal import prepare_streams
 
 CONTEXT = {"help_option_names": ["--help", "-h"], "max_content_width": 120}
@@ -49,6 +49,7 @@ app.command()(serve.serve)
 app.command()(chat.chat)
 app.command()(generate.generate)
 app.command()(pull.pull)
+app.command()(plan.plan)
 app.add_typer(bench.app, name="bench", help="Measure speed on this machine.")
 
 

@@ -1,4 +1,4 @@
-"""yeoul bench: measure speed on this machine. Owns the flags and the table; `latency` owns what is measured."""
+"""yeoul bench: its commands, and `latency`'s flags and table; `cli/latency` owns what that one measures."""
 
 from __future__ import annotations
 
@@ -9,16 +9,24 @@ import msgspec
 import typer
 
 from yeoul import __version__
+from yeoul.cli import bench_probe, bench_serve, bench_throughput
 from yeoul.cli.failures import UsageError
 from yeoul.cli.options import ENGINE, JsonFlag, LogLevel, ModelArgument, build, takes
 from yeoul.cli.session import open_engine
-from yeoul.cli.terminal import interrupt_noted, progress
+from yeoul.cli.terminal import Progress, interrupt_noted, progress
 from yeoul.config import EngineConfig
 
 if TYPE_CHECKING:
-    from yeoul.cli.latency import CostOf, DecodeLatency, PromptLatency, Spread, Workload
+    from yeoul.cli.latency import CostOf, DecodeLatency, PromptLatency, Workload
+    from yeoul.engine.loop import Engine
+    from yeoul.lab.meter import Spread
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+app.command()(bench_probe.probe)
+app.command()(bench_serve.serve)
+app.command()(bench_throughput.throughput)
 
 
 @app.callback()
@@ -64,9 +72,10 @@ def latency(
     """Prompt speed, TTFT and decode speed of one model, with nothing else running.
 
     Figures are medians of the repeats, with the least and the greatest. A decode step gives one token to each row.
-    GB/s counts the file's weights and the KV.
+    GB/s counts the file's weights and the KV; "of probed" is their part of the rate at which a probe read as much,
+    between the runs.
     """
-    from yeoul.cli.latency import Workload, measure
+    from yeoul.cli.latency import Workload
     from yeoul.obs.logs import setup_logging
 
     config = build(EngineConfig, model=model, **engine)
@@ -83,11 +92,30 @@ def latency(
     setup_logging(log_level)
     with open_engine(config) as opened, progress("bench latency", "runs") as show:
         about = opened.step_log.header
-        with interrupt_noted() as interrupt:
-            prompt, decode = measure(opened, workload, _cost_of(config), show, interrupt)
-    _print_table(about.executor, prompt, decode)
+        prompt, decode, probed = _measure(opened, config, workload, show)
+    _print_table(about.executor, prompt, decode, probed)
     if json:
-        print(_as_json(model, msgspec.to_builtins(about), workload, prompt, decode))
+        print(_as_json(model, msgspec.to_builtins(about), workload, prompt, decode, probed))
+
+
+def _measure(
+    engine: Engine, config: EngineConfig, workload: Workload, show: Progress
+) -> tuple[PromptLatency, list[DecodeLatency], Spread]:
+    """The workload's figures, and GB/s of the reads between its samples."""
+    from yeoul.cli.latency import measure
+    from yeoul.engine.build import resolve
+    from yeoul.exec.native import choose_isa
+    from yeoul.lab.meter import spread
+    from yeoul.lab.probe import MIN_READ, ReadProbe
+
+    cost_of = _cost_of(config)
+    # As much as a step reads: so the part of it that stays in a cache is the same.
+    size = max(MIN_READ, cost_of(1, workload.context_tokens).weight_bytes)
+    memory = ReadProbe(choose_isa(config.isa)[0], resolve(config).num_threads, size)
+    rates: list[float] = []
+    with interrupt_noted() as interrupt:
+        prompt, decode = measure(engine, workload, cost_of, show, interrupt, lambda: rates.append(memory.rate()))
+    return prompt, decode, spread(rates)
 
 
 def _cost_of(config: EngineConfig) -> CostOf:
@@ -110,7 +138,12 @@ def _cost_of(config: EngineConfig) -> CostOf:
 
 
 def _as_json(
-    model: str, about: dict[str, Any], workload: Workload, prompt: PromptLatency, decode: list[DecodeLatency]
+    model: str,
+    about: dict[str, Any],
+    workload: Workload,
+    prompt: PromptLatency,
+    decode: list[DecodeLatency],
+    probed: Spread,
 ) -> str:
     parts = {
         "benchmark": "latency",
@@ -124,22 +157,25 @@ def _as_json(
         "workload": workload,
         "prompt": prompt,
         "decode": decode,
+        "probed_gigabytes_per_second": probed,
     }
     return msgspec.json.encode(parts).decode()
 
 
-def _print_table(executor: str, prompt: PromptLatency, decode: Iterable[DecodeLatency]) -> None:
+def _print_table(executor: str, prompt: PromptLatency, decode: Iterable[DecodeLatency], probed: Spread) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("", "tokens/s", "ms", "weights + KV, MB/token", "GB/s")
-    table.add_row(f"prompt {prompt.tokens}, TTFT", _show(prompt.tokens_per_second), _show(prompt.ttft, 1e3), "", "")
+    table = Table("", "tokens/s", "ms", "weights + KV, MB/token", "GB/s", "of probed")
+    table.add_row(f"prompt {prompt.tokens}, TTFT", _show(prompt.tokens_per_second), _show(prompt.ttft, 1e3), "", "", "")
     for row in decode:
         size = f"{row.weight_bytes_per_token / 1e6:.1f} + {row.kv_bytes_per_token / 1e6:.1f}"
         speed, step = _show(row.tokens_per_second), _show(row.step, 1e3)
-        table.add_row(f"decode {row.batch}, step", speed, step, size, _number(row.gigabytes_per_second.median))
+        rate = row.gigabytes_per_second.median
+        table.add_row(f"decode {row.batch}, step", speed, step, size, _number(rate), f"{rate / probed.median:.0%}")
     console = Console(width=None if Console().is_terminal else 120)
     console.print(f"executor: {executor}", highlight=False)
+    console.print(f"probed read bandwidth: {_show(probed)} GB/s", highlight=False)
     console.print(table)
 
 

@@ -60,7 +60,7 @@ def _describe(error: BaseException) -> tuple[str, str | None, int] | None:
     if isinstance(error, UnicodeDecodeError):
         return "the input is not valid UTF-8", f"byte {error.start} is {error.object[error.start]:#04x}", FAILED
     if isinstance(error, MemoryError):
-        return "not enough memory", "choose a smaller model, --kv-cache-memory or --max-model-len", FAILED
+        return "not enough memory", "`yeoul plan MODEL --memory SIZE` says what fits in SIZE", FAILED
     if isinstance(error, OSError):
         return _describe_os_error(error)
     if isinstance(error, ImportError) and "_native" in str(error):

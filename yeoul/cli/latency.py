@@ -7,13 +7,13 @@ warm-up of its own, with the least and the greatest; nothing is averaged over re
 from __future__ import annotations
 
 import random
-import statistics
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from yeoul.errors import EngineError
+from yeoul.lab.meter import Spread, spread
 from yeoul.types import FinishReason, Request, SamplingParams
 
 if TYPE_CHECKING:
@@ -37,14 +37,6 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     batches: tuple[int, ...]
     """Rows that decode together."""
     repeats: int
-
-
-class Spread(msgspec.Struct, frozen=True, kw_only=True):
-    """Repeats of one measurement."""
-
-    median: float
-    low: float
-    high: float
 
 
 class PromptLatency(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,10 +63,19 @@ class DecodeLatency(msgspec.Struct, frozen=True, kw_only=True):
     """10^9 bytes of weights and KV per second."""
 
 
+def _nothing() -> None:
+    """Nothing is probed."""
+
+
 def measure(
-    engine: Engine, workload: Workload, cost_of: CostOf, progress: Callable[[int, int], None], interrupt: Interrupt
+    engine: Engine,
+    workload: Workload,
+    cost_of: CostOf,
+    progress: Callable[[int, int], None],
+    interrupt: Interrupt,
+    probe: Callable[[], None] = _nothing,
 ) -> tuple[PromptLatency, list[DecodeLatency]]:
-    """Run a workload.
+    """Run a workload. `probe` is called after every run, so that what it measures lies between the samples.
 
     Raises what `Engine.check` raises, EngineError for a step that failed, and KeyboardInterrupt, between two steps,
     after Ctrl-C.
@@ -86,6 +87,7 @@ def measure(
         nonlocal done
         done += 1
         progress(done, total)
+        probe()
 
     runner = _Runner(engine, interrupt)
     return _prompt(runner, workload, tick), [_decode(runner, workload, n, cost_of, tick) for n in workload.batches]
@@ -95,7 +97,7 @@ def _prompt(runner: _Runner, workload: Workload, tick: Callable[[], None]) -> Pr
     length = workload.prompt_tokens
     ttfts = _repeat(lambda: runner.first_token(length), workload.repeats, tick)
     speeds = [length / ttft for ttft in ttfts]
-    return PromptLatency(tokens=length, ttft=_spread(ttfts), tokens_per_second=_spread(speeds))
+    return PromptLatency(tokens=length, ttft=spread(ttfts), tokens_per_second=spread(speeds))
 
 
 def _decode(
@@ -108,11 +110,11 @@ def _decode(
     kv_bytes = cost.kv_read_bytes + cost.kv_write_bytes
     return DecodeLatency(
         batch=batch,
-        step=_spread(steps),
-        tokens_per_second=_spread([batch / step for step in steps]),
+        step=spread(steps),
+        tokens_per_second=spread([batch / step for step in steps]),
         weight_bytes_per_token=cost.weight_bytes // batch,
         kv_bytes_per_token=kv_bytes // batch,
-        gigabytes_per_second=_spread([(cost.weight_bytes + kv_bytes) / step / 1e9 for step in steps]),
+        gigabytes_per_second=spread([(cost.weight_bytes + kv_bytes) / step / 1e9 for step in steps]),
     )
 
 
@@ -170,7 +172,3 @@ class _Runner:
                     raise EngineError(output.error or "a step failed")
             if gained := sum(len(output.token_ids) for output in outputs):
                 yield engine.clock.now(), gained
-
-
-def _spread(values: Sequence[float]) -> Spread:
-    return Spread(median=statistics.median(values), low=min(values), high=max(values))

@@ -106,6 +106,10 @@ class Group:
         """The group with fewer flags."""
         return replace(self, flags=tuple(flag for flag in self.flags if flag.field not in fields))
 
+    def only(self, *fields: str) -> Group:
+        """The group with these flags."""
+        return replace(self, flags=tuple(flag for flag in self.flags if flag.field in fields))
+
     def with_defaults(self, **defaults: Any) -> Group:
         """The group with other defaults."""
         return replace(self, defaults=(*self.defaults, *defaults.items()))
@@ -281,7 +285,7 @@ def build(struct: type[S], **values: Any) -> S:
     except YeoulError as error:
         message = str(error)
         for name in values:
-            message = re.sub(rf"\b{name}\b", "--" + name.replace("_", "-"), message)
+            message = re.sub(rf"(?<![\w-]){name}(?![\w-])", "--" + name.replace("_", "-"), message)
         raise UsageError(message, hint=error.hint, param=error.param) from None
 
 

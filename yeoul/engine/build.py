@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -24,9 +25,10 @@ from yeoul.engine.step_log import HeaderRecord, StepLog
 from yeoul.errors import ConfigError
 from yeoul.exec.protocol import Executor, ExecutorLimits
 from yeoul.kv.manager import KVManager
-from yeoul.kv.sizing import KVGroup, KVRequest, KVSizing, size_kv
+from yeoul.kv.sizing import KVGroup, KVRequest, KVSizing, how_to_fit, size_kv
 from yeoul.kv.swap import SwapSpace
 from yeoul.sched.policies import Policies
+from yeoul.sched.room import RoomFor
 from yeoul.sched.scheduler import Scheduler
 from yeoul.types import KV_DTYPES
 
@@ -82,7 +84,8 @@ def assemble(config: EngineConfig, model: Model, tokenizer: Tokenizer) -> Engine
     from yeoul.text.detokenizer import OutputText
     from yeoul.text.grammar import GrammarCompiler
 
-    sizing = _size(config, model)
+    wanted = kv_request(config, model, free_memory(model))
+    sizing = size_kv(wanted)
     _warn_of_biased_keys(config, model)
     megabytes = sum(tensor.data.nbytes for tensor in model.weights.values()) / 1e6
     log.info("model: %s, %s, %.0f MB of weights", config.model, model.spec.architecture, megabytes)
@@ -103,7 +106,7 @@ def assemble(config: EngineConfig, model: Model, tokenizer: Tokenizer) -> Engine
     return Engine(
         EngineParts(
             info=_info(config, model, sizing, executor),
-            scheduler=_scheduler(config, kv, sizing, tokenizer.end_ids),
+            scheduler=_scheduler(config, kv, sizing, tokenizer.end_ids, partial(how_to_fit, wanted)),
             kv=kv,
             executor=executor,
             make_text=lambda params: OutputText(
@@ -135,20 +138,23 @@ def _warn_of_biased_keys(config: EngineConfig, model: Model) -> None:
         )
 
 
-def _size(config: EngineConfig, model: Model) -> KVSizing:
-    weights = sum(tensor.data.nbytes for tensor in model.weights.values())
-    return size_kv(
-        KVRequest(
-            groups=tuple(KVGroup(spec, len(layers)) for spec, layers in model.program.kv_groups),
-            block_size=BLOCK_SIZE,
-            max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            model_context=model.spec.max_context,
-            available=max(0, available_memory() - weights),
-            max_model_len=config.max_model_len,
-            kv_cache_memory=config.kv_cache_memory,
-            num_kv_blocks=config.num_kv_blocks,
-        )
+def free_memory(model: Model) -> int:
+    """Bytes that this process may use once the model's weights are in memory."""
+    return max(0, available_memory() - sum(tensor.data.nbytes for tensor in model.weights.values()))
+
+
+def kv_request(config: EngineConfig, model: Model, available: int) -> KVRequest:
+    """What a resolved configuration asks of the KV pool where `available` bytes are free beside the weights."""
+    return KVRequest(
+        groups=tuple(KVGroup(spec, len(layers)) for spec, layers in model.program.kv_groups),
+        block_size=BLOCK_SIZE,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        model_context=model.spec.max_context,
+        available=available,
+        max_model_len=config.max_model_len,
+        kv_cache_memory=config.kv_cache_memory,
+        num_kv_blocks=config.num_kv_blocks,
     )
 
 
@@ -169,13 +175,20 @@ def _make_executor(config: EngineConfig, model: Model, sizing: KVSizing) -> Exec
     return cast(ExecutorFactory, config.executor_factory)(model, config, limits)
 
 
-def _scheduler(config: EngineConfig, kv: KVManager, sizing: KVSizing, end_ids: frozenset[int]) -> Scheduler:
+def _scheduler(
+    config: EngineConfig,
+    kv: KVManager,
+    sizing: KVSizing,
+    end_ids: frozenset[int],
+    room_for: RoomFor,
+) -> Scheduler:
     return Scheduler(
         kv,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=sizing.max_model_len,
         end_tokens=frozenset(end_ids),
+        room_for=room_for,
         policies=Policies(
             batching=config.batching,
             order=config.scheduling_policy,

@@ -121,7 +121,7 @@ class Engine:
             raise CapacityError(
                 f"{waiting} prompt tokens are waiting; with {num_tokens} more the limit of "
                 f"{self._max_waiting_tokens} is exceeded",
-                hint="try again later, or start the engine with a larger --max-waiting-tokens",
+                hint=f"try again later, or start the engine with --max-waiting-tokens {waiting + num_tokens}",
             )
 
     def add(self, request: Request) -> None:

@@ -16,7 +16,7 @@ from yeoul import _native
 from yeoul.errors import UnsupportedModelError
 from yeoul.exec.layout import NOWHERE, Layout, View, lay_out
 from yeoul.ops import vocabulary as v
-from yeoul.types import KVSpec, RopeSpec
+from yeoul.types import RopeSpec
 from yeoul.weights.dequant import dequantize
 from yeoul.weights.tensor import BLOCKS, Tensor
 
@@ -44,11 +44,10 @@ class PackedWeights:
     """The matrices that a program multiplies with, laid out for the kernels in one arena."""
 
     def __init__(self, program: v.Program, tensors: Mapping[str, Tensor], pool: _native.Pool) -> None:
-        names = dict.fromkeys(name for op in program.ops for name in _matrices(op))
-        sizes = [_native.packed_bytes(tensors[name].type, *tensors[name].shape) for name in names]
-        self._arena = _native.WeightArena(sum(sizes))
-        self._packed = {name: self._pack(tensors[name], pool) for name in names}
-        self.num_bytes = sum(sizes)
+        sizes = packed_sizes(program, tensors)
+        self.num_bytes = sum(sizes.values())
+        self._arena = _native.WeightArena(self.num_bytes)
+        self._packed = {name: self._pack(tensors[name], pool) for name in sizes}
 
     def __getitem__(self, name: str) -> _native.PackedWeight:
         return self._packed[name]
@@ -56,6 +55,12 @@ class PackedWeights:
     def _pack(self, tensor: Tensor, pool: _native.Pool) -> _native.PackedWeight:
         rows, columns = tensor.shape
         return _native.pack(tensor.type, rows, columns, tensor.data, self._arena, pool)
+
+
+def packed_sizes(program: v.Program, tensors: Mapping[str, Tensor]) -> dict[str, int]:
+    """Bytes that each matrix of the program takes once it is packed, by name."""
+    names = dict.fromkeys(name for op in program.ops for name in _matrices(op))
+    return {name: _native.packed_bytes(tensors[name].type, *tensors[name].shape) for name in names}
 
 
 def _matrices(op: v.Op) -> tuple[str, ...]:
@@ -67,6 +72,15 @@ def _matrices(op: v.Op) -> tuple[str, ...]:
 def is_quantized(tensor: Tensor) -> bool:
     """Are activations that meet this matrix quantized to int8?"""
     return BLOCKS[tensor.type].values > 1
+
+
+def lay_out_arena(program: v.Program, tensors: Mapping[str, Tensor], max_tokens: int) -> Layout:
+    """Where the program's values lie in steps of at most `max_tokens` tokens."""
+
+    def wants_q8(op: v.Op) -> bool:
+        return any(is_quantized(tensors[name]) for name in _matrices(op))
+
+    return lay_out(program, max_tokens, wants_q8)
 
 
 class Lowering:
@@ -85,14 +99,13 @@ class Lowering:
         self._tensors = tensors
         self._weights = weights
         self._max_positions = max_positions
-        self._layout: Layout = lay_out(program, max_tokens, self._wants_q8)
+        self._layout: Layout = lay_out_arena(program, tensors, max_tokens)
         self._place = {
             layer: (g, i) for g, (_, layers) in enumerate(program.kv_groups) for i, layer in enumerate(layers)
         }
         self._ropes: dict[RopeSpec, RopeTable] = {}
         self._spans: list[tuple[int, int]] = []
-        for spec in program.kv_specs:
-            _check_kv(spec)
+        check_heads(program)
 
     @property
     def ropes(self) -> tuple[RopeTable, ...]:
@@ -127,9 +140,6 @@ class Lowering:
                 native.quantize(self._view(op.x), self._q8(op.x))
             RULES[type(op)](self, op, native)
             self._spans.append((first, len(native)))
-
-    def _wants_q8(self, op: v.Op) -> bool:
-        return any(is_quantized(self._tensors[name]) for name in _matrices(op))
 
     def _view(self, value: v.Value) -> View:
         return self._layout.views[value.id]
@@ -207,6 +217,10 @@ RULES: Mapping[type[v.Op], Callable[..., None]] = MappingProxyType(
 )
 
 
-def _check_kv(spec: KVSpec) -> None:
-    if max(spec.key_size, spec.value_size) > MAX_HEAD_SIZE:
-        raise UnsupportedModelError(f"attention heads of {spec.key_size} values are over the limit of {MAX_HEAD_SIZE}")
+def check_heads(program: v.Program) -> None:
+    """Raises UnsupportedModelError for attention heads that the kernels cannot run."""
+    for spec in program.kv_specs:
+        if max(spec.key_size, spec.value_size) > MAX_HEAD_SIZE:
+            raise UnsupportedModelError(
+                f"attention heads of {spec.key_size} values are over the limit of {MAX_HEAD_SIZE}"
+            )

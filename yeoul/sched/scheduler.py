@@ -12,13 +12,14 @@ from __future__ import annotations
 from bisect import insort
 from collections import deque
 
-from yeoul.errors import ConfigError, ContextLengthError, EngineError
+from yeoul.errors import EngineError
 from yeoul.kv.manager import KVManager, NewBlocks, SlotUsage
 from yeoul.kv.swap import SwapSpace
 from yeoul.sched.admission import Admission
 from yeoul.sched.draft import PlanDraft
 from yeoul.sched.policies import Policies, choose_victim
 from yeoul.sched.results import ROW_ERRORS, Committed, Preempted, SchedulerCounters
+from yeoul.sched.room import RoomFor, check_fits, check_window
 from yeoul.sched.sequence import NO_SLOT, Sequence, SequenceStatus
 from yeoul.sched.swapping import Swapping
 from yeoul.step import PlanRow, RowResult, RowStatus, StepPlan, StepResult
@@ -36,6 +37,7 @@ class Scheduler:
         max_num_batched_tokens: int,
         max_model_len: int,
         end_tokens: frozenset[int] = frozenset(),
+        room_for: RoomFor | None = None,
         policies: Policies | None = None,
         swap_space: SwapSpace | None = None,
     ) -> None:
@@ -59,9 +61,9 @@ class Scheduler:
         self._admission = Admission(kv, self._policies)
         self._swapping = Swapping(kv, swap_space)
         self._end_tokens = end_tokens
+        self._room_for = room_for
         self._max_chunk = kv.max_chunk(max_num_batched_tokens, self.max_model_len)
-        if self._max_chunk < 1:
-            raise ConfigError("the KV pool of a window group is smaller than its window", param="kv_cache_memory")
+        check_window(self._max_chunk)
         self._free_slots = list(range(max_num_seqs - 1, -1, -1))
         self._released_slots: list[int] = []
         self._step_id = 0
@@ -76,13 +78,7 @@ class Scheduler:
 
     def check_fits(self, num_prompt_tokens: int) -> None:
         """Raises ContextLengthError for a prompt that leaves no room for one token of output, even alone."""
-        if num_prompt_tokens + 1 > self.max_model_len:
-            raise ContextLengthError(
-                f"the prompt has {num_prompt_tokens} tokens; at most {self.max_model_len} fit, "
-                "prompt and at least one token of output together",
-                hint="shorten the prompt, or start the engine with a larger --max-model-len or --kv-cache-memory",
-                param="prompt",
-            )
+        check_fits(num_prompt_tokens, self.max_model_len, self._room_for)
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence. Clamps its max_tokens to the context. Raises what `check_fits` raises."""

@@ -3,6 +3,9 @@
 The decision is made on the raw path, before any route sees the request, and everything is closed that is not listed
 here: a route that is added, or a path written in some other way, is closed by itself. Only digests of the keys are
 kept, so that no log, error or memory dump of the options can show one.
+
+Whose key it was goes with the request: what one client's prompts left in the prefix cache must not show, by its speed,
+to another one.
 """
 
 from __future__ import annotations
@@ -18,6 +21,8 @@ from yeoul.server.errors import dump, error_object
 OPEN_PATHS = frozenset((b"/health", b"/ready"))
 """What load balancers ask, without a key."""
 SCHEME = b"bearer "
+OWNER = "yeoul.owner"
+"""Where the scope of an allowed request has its key's name."""
 MESSAGE = "this server wants an API key: send the header Authorization: Bearer KEY"
 
 
@@ -35,18 +40,29 @@ class KeyGuard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI entry."""
-        if scope["type"] != "http" or scope.get("raw_path") in OPEN_PATHS or self._allows(scope):
+        if scope["type"] != "http" or scope.get("raw_path") in OPEN_PATHS:
             await self._app(scope, receive, send)
+        elif owner := self._owner(scope):
+            await self._app({**scope, OWNER: owner}, receive, send)
         else:
             await _refuse(send)
 
-    def _allows(self, scope: Scope) -> bool:
-        """Exactly one Authorization header, with a key that is known. Takes the same time whichever key it is."""
+    def _owner(self, scope: Scope) -> str | None:
+        """The name of the key in the one Authorization header; None without a known one.
+
+        Takes the same time whichever key it is.
+        """
         values = [value for name, value in scope["headers"] if name == b"authorization"]
         if len(values) != 1 or values[0][: len(SCHEME)].lower() != SCHEME:
-            return False
+            return None
         sent = hashlib.sha256(values[0][len(SCHEME) :].strip()).digest()
-        return any([hmac.compare_digest(sent, known) for known in self._digests])
+        known = [digest.hex() for digest in self._digests if hmac.compare_digest(sent, digest)]
+        return known[0] if known else None
+
+
+def owner_of(scope: Scope) -> str:
+    """Whose key a request brought; empty where the server has none."""
+    return str(scope.get(OWNER, ""))
 
 
 async def _refuse(send: Send) -> None:

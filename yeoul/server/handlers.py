@@ -20,6 +20,7 @@ from yeoul.errors import EngineDeadError, RequestError, ShuttingDownError
 from yeoul.obs.metrics import CONTENT_TYPE, Metrics
 from yeoul.obs.spans import Spans
 from yeoul.server.answer import CHAT, COMPLETION, Answer, Shape
+from yeoul.server.auth import owner_of
 from yeoul.server.body import read_body
 from yeoul.server.call_span import follow
 from yeoul.server.docs_page import DOCS_PAGE
@@ -170,8 +171,7 @@ class Handlers:
             max_inputs=self._options.max_sequences,
         )
         inputs = await self._encode(call, call.inputs)
-        request_id = request_id_of(request.scope)
-        asked = [self._engine_request(request_id, call, ids, (), call.pooling) for ids in inputs]
+        asked = [self._engine_request(request, call, ids, (), call.pooling) for ids in inputs]
         generation = self._start(request, "embeddings", call, asked)
         try:
             vectors = await unless_disconnected(request.receive, _collect_vectors(generation, len(inputs)))
@@ -262,7 +262,7 @@ class Handlers:
         request_id = request_id_of(request.scope)
         await self._text.check_structured(call.params.structured)
         bad_words = await self._text.bad_word_ids(call.params.bad_words)
-        asked = [self._engine_request(request_id, call, ids, bad_words) for ids in prompts]
+        asked = [self._engine_request(request, call, ids, bad_words) for ids in prompts]
         generation = self._start(request, operation, call, asked)
         return generation, f"{request_id}-{next(self._numbers)}"
 
@@ -285,19 +285,23 @@ class Handlers:
 
     def _engine_request(
         self,
-        request_id: str,
+        request: Request,
         call: Call,
         prompt: list[int],
         bad_words: tuple[tuple[int, ...], ...],
         pooling: Pooling | None = None,
     ) -> EngineRequest:
-        """The engine's ids are unique in this process even where clients repeat theirs."""
+        """The engine's ids are unique in this process even where clients repeat theirs, and so are salts of two keys.
+
+        A client's own salt has no colon.
+        """
+        owner, salt = owner_of(request.scope), call.cache_salt
         return EngineRequest(
-            request_id=f"{request_id}:{next(self._numbers)}",
+            request_id=f"{request_id_of(request.scope)}:{next(self._numbers)}",
             prompt_token_ids=prompt,
             params=call.params,
             priority=call.priority,
-            cache_salt=call.cache_salt,
+            cache_salt=f"{owner}:{salt or ''}" if owner else salt,
             bad_word_ids=bad_words,
             pooling=pooling,
         )

@@ -200,7 +200,7 @@ class TextService:
             raise ContextLengthError(
                 f"the prompt has {num_characters} characters; a context of {self._max_model_len} tokens "
                 f"holds at most {self._max_characters}",
-                hint="shorten the prompt",
+                hint=f"shorten the prompt by {num_characters - self._max_characters} characters",
             )
 
     async def _run(self, work: Callable[[], T]) -> T:
